@@ -1,0 +1,319 @@
+"""Rooms 6 and 7. The decode node: owner of source slots and lanes, and the only sampler.
+
+The life of a request here: RESERVE queues -> GRANT -> KV lands in the source slot, each chunk after
+the key check -> complete: the compute worker imports it into a lane and samples the first token ->
+the slot drains and is free -> the lane steps until its end. ``zpd.slots.Owner`` decides; this
+file does what it says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from nodes.engine.base import DecodeEngine
+from nodes.engine.make import decode_engine
+from nodes.facts import facts
+from nodes.sampling import finish_reason
+from zpd.actor import Actor, Context
+from zpd.errors import Outcome, RemoteError
+from zpd.ids import NO_TERM, Attempt
+from zpd.messages import End, Ended, Grant, Kv, Message, Opened, Release, Reserve, Token
+from zpd.reservation import Step
+from zpd.slots import Action, Drain, Granted, Owner, StartImport, StopLane, Writer
+from zpd.slots import Ended as OwnerEnded
+from zpd.topology import Node, Topology
+from zpd.wire import Blob
+
+
+@dataclass
+class _Answer:
+    """A live attempt's own state, apart from its slot's."""
+
+    request: Reserve
+    prompt: list[int]
+    granted: float = 0.0
+    hidden: Blob | None = None
+    lane: int = -1
+    stepping: bool = False  # the first token is out: the lane takes part in decode steps
+    n_tokens: int = 0
+    marks: dict[str, float] = field(default_factory=dict)
+
+
+class DecodeNode(Actor):
+    role = "decode"
+
+    def __init__(
+        self,
+        context: Context,
+        topology: Topology,
+        node: Node,
+        engine: DecodeEngine | None = None,
+    ) -> None:
+        super().__init__(context, topology, node)
+        self.engine = engine or decode_engine(topology, node)
+        self.coordinator = topology.coordinator.name
+        writers = tuple(Writer(s.name, *s.layers) for s in topology.stages)
+        self.owner = Owner(context.incarnation, topology.source_slots, topology.lanes, writers)
+        self.answers: dict[Attempt, _Answer] = {}
+        self.computing = False
+        self.loaded = False
+        self.told = NO_TERM  # the newest term whose opening we told the coordinator
+        self.steps = 0
+
+    def facts(self) -> dict[str, str]:
+        return facts(self.topology)
+
+    def ready(self) -> tuple[bool, str]:
+        return self.loaded, "" if self.loaded else "loading the model"
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "slots": self.owner.phases(),
+            "lanes": [str(a) if a else None for a in self.owner.lanes],
+            "queue": len(self.owner.queue),
+            "suspects": sorted(self.owner.suspects),
+            "term": str(self.owner.term),
+            "idle": self.owner.idle and not self.answers,
+            "steps": self.steps,
+        }
+
+    # ---- in ------------------------------------------------------------------------------------
+
+    def on_start(self) -> None:
+        self.context.submit(self.engine.load, self._loaded)
+
+    def _loaded(self, _: Any, error: BaseException | None) -> None:
+        if error is not None:
+            raise error
+        self.loaded = True
+        self.context.event("node_ready")
+        self._tell_open()
+
+    def on_message(self, peer: str, message: Message, blobs: tuple[Blob, ...]) -> None:
+        now = self.context.now()
+        if peer == self.coordinator:
+            if isinstance(message, Reserve):
+                self._reserve(message, blobs)
+            elif isinstance(message, Release):
+                self.answers.pop(message.att, None)
+                self._do(
+                    self.owner.release(now, message.att, message.reason, message.never_sent)
+                )
+            else:
+                raise RemoteError("not_for_me", f"{type(message).__name__} from {peer}")
+        elif isinstance(message, Kv | End | Opened) and peer == message.writer:
+            if isinstance(message, Kv):
+                self._kv(message, blobs)
+            elif isinstance(message, End):
+                actions, why = self.owner.end(now, message.use, message.term, peer)
+                if why:
+                    raise RemoteError(why, f"END of {message.use}")
+                self._do(actions)
+            else:
+                self._do(self.owner.opened(now, message.term, peer))
+                self._tell_open()
+        else:
+            raise RemoteError("not_for_me", f"{type(message).__name__} from {peer}")
+
+    def _reserve(self, message: Reserve, blobs: tuple[Blob, ...]) -> None:
+        prompt = blobs[0].numpy().tolist() if blobs else []
+        room = self.topology.model.max_tokens
+        if len(prompt) != message.n_prompt or not prompt or message.max_tokens < 1:
+            raise RemoteError("wrong_prompt", f"{len(prompt)} tokens, {message.n_prompt} claimed")
+        if message.n_prompt + message.max_tokens > room:
+            raise RemoteError("too_long", f"{message.n_prompt} + {message.max_tokens} > {room}")
+        self.answers[message.att] = _Answer(message, prompt)
+        now = self.context.now()
+        self._do(self.owner.reserve(now, message.att, message.ring, message.n_prompt))
+
+    def _kv(self, message: Kv, blobs: tuple[Blob, ...]) -> None:
+        """The one place where KV lands: key check, copy and progress in one go, on this thread."""
+        now, use, writer = self.context.now(), message.use, message.writer
+        layers = (message.first_layer, message.last_layer)
+        hidden = len(blobs) == 3
+        why = self.owner.refuse_kv(
+            use, message.term, writer, layers, message.start, message.stop, hidden
+        )
+        if why:
+            self.context.event(
+                "kv_refused", use=str(use), writer=writer, start=message.start, stop=message.stop,
+                reason=why,
+            )  # fmt: skip
+            raise RemoteError(why, f"KV of {use}")
+        att = self.owner.slots[use.slot].att
+        answer = self.answers.get(att) if att else None
+        try:
+            if len(blobs) < 2 or blobs[0].shape[2:3] != (message.stop - message.start,):
+                raise RemoteError("wrong_shape", "KV of another length than its range")
+            self.engine.land(use.slot, message.first_layer, message.start, blobs[0], blobs[1])
+        except RemoteError as error:
+            self._do(self.owner.bad_kv(now, use, str(error)))
+            raise
+        if answer is not None and hidden:
+            answer.hidden = blobs[2]
+        self.context.event(
+            "kv_landed", use=str(use), writer=writer, start=message.start, stop=message.stop,
+            nbytes=blobs[0].nbytes + blobs[1].nbytes,
+        )  # fmt: skip
+        self._do(self.owner.landed(now, use, writer, message.stop, hidden))
+
+    # ---- out: what the owner decided ---------------------------------------------------------------
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Step):
+                self._log(action)
+            elif isinstance(action, Granted):
+                self.answers[action.att].granted = self.context.now()
+                self.context.send(self.coordinator, Grant(action.att, action.use, action.waited))
+            elif isinstance(action, OwnerEnded):
+                self.answers.pop(action.att, None)
+                self.context.send(
+                    self.coordinator, Ended(action.att, action.reason, action.detail)
+                )
+            elif isinstance(action, StartImport):
+                self._import(action)
+            elif isinstance(action, StopLane):
+                self.answers.pop(action.att, None)
+            elif isinstance(action, Drain):
+                at = self.context.now() + self.topology.timeouts.drain
+                self.context.set_timer((action.slot, action.epoch), at)
+
+    def _log(self, step: Step) -> None:
+        self.context.event(
+            "slot_transition", slot=step.slot, epoch=step.epoch, step=step.event,
+            user=step.user, before=step.before, after=step.after,
+        )  # fmt: skip
+        if step.freed:
+            self.context.cancel_timer((step.slot, step.epoch))
+            self.context.event("slot_freed", slot=step.slot, epoch=step.epoch)
+
+    def on_timer(self, key: Any) -> None:
+        slot, epoch = key
+        actions = self.owner.drain_expired(self.context.now(), slot, epoch)
+        users = [a.user for a in actions if isinstance(a, Step)]
+        if users:
+            self.context.event("slot_fenced", slot=slot, epoch=epoch, users=users)
+        self._do(actions)
+
+    # ---- import and decode: the compute worker ------------------------------------------------------------
+
+    def _import(self, start: StartImport) -> None:
+        answer = self.answers[start.att]
+        answer.lane = start.lane
+        hidden, request = answer.hidden, answer.request
+        assert hidden is not None  # the owner starts an import only when all is there
+        answer.marks["kv"] = self.context.now() - answer.granted
+        started = self.context.now()
+
+        def done(token: int, error: BaseException | None) -> None:
+            self._imported(start, started, token, error)
+
+        self.context.submit(
+            lambda p: self.engine.import_slot(
+                start.use.slot, start.lane, answer.prompt, hidden, request.sampling, p
+            ),
+            done,
+        )
+        self.context.event(
+            "import_started", att=str(start.att), use=str(start.use), lane=start.lane
+        )
+
+    def _imported(
+        self, start: StartImport, started: float, token: int, error: BaseException | None
+    ) -> None:
+        now = self.context.now()
+        why = "" if error is None else f"import: {type(error).__name__}: {error}"
+        self.context.event(
+            "import_ended", att=str(start.att), use=str(start.use), lane=start.lane,
+            took=now - started, error=why,
+        )  # fmt: skip
+        answer = self.answers.get(start.att)
+        self._do(self.owner.import_ended(now, start.use.slot, why))
+        if answer is not None and not why:
+            answer.stepping = True
+            answer.marks["import_end"] = now - answer.granted
+            self._token(start.att, answer, token)
+            self._step()
+
+    def _step(self) -> None:
+        """One decode step of every lane that is decoding, if none is under way."""
+        stepping = [(att, a) for att, a in self.answers.items() if a.stepping]
+        if not stepping or self.computing:
+            return
+        self.computing = True
+        lanes = [a.lane for _, a in stepping]
+
+        def done(tokens: list[int], error: BaseException | None) -> None:
+            self.computing = False
+            self.steps += 1
+            for i, (att, answer) in enumerate(stepping):
+                if self.answers.get(att) is not answer:
+                    continue  # it ended while it stepped: no token after the end
+                if error is None:
+                    self._token(att, answer, tokens[i])
+                else:
+                    self._step_failed(att, error)
+            self._step()
+
+        self.context.submit(lambda p: self.engine.step(lanes, p), done)
+
+    def _token(self, att: Attempt, answer: _Answer, token: int) -> None:
+        index, request = answer.n_tokens, answer.request
+        answer.n_tokens += 1
+        finish = finish_reason(
+            token, answer.n_tokens, request.max_tokens, request.eos_ids, request.sampling.stop_ids
+        )
+        spans = answer.marks if index == 0 else {}
+        self.context.send(self.coordinator, Token(att, index, (token,), finish, dict(spans)))
+        if finish:
+            del self.answers[att]
+            self._do(self.owner.lane_done(self.context.now(), answer.lane))
+
+    def _step_failed(self, att: Attempt, error: BaseException) -> None:
+        answer = self.answers.pop(att)
+        detail = f"step: {type(error).__name__}: {error}"
+        self.context.send(self.coordinator, Ended(att, Outcome.DECODE_ERROR, detail))
+        self._do(self.owner.lane_done(self.context.now(), answer.lane))
+
+    # ---- membership ----------------------------------------------------------------------------------------
+
+    def _tell_open(self) -> None:
+        """Tell the coordinator that a term stands open on every KV link, once for each term."""
+        term = self.owner.open_term()
+        if self.loaded and term is not None and term > self.told:
+            if self.context.send(self.coordinator, Opened(term, self.node.name)):
+                self.told = term
+
+    def on_peer_up(self, peer: str, incarnation: int) -> None:
+        now = self.context.now()
+        if peer in self.owner.writers:
+            self._do(self.owner.writer_up(now, peer, incarnation))
+            self._tell_open()
+        elif peer == self.coordinator:
+            self._coordinator_gone(now, incarnation - 1)
+
+    def on_peer_down(self, peer: str, incarnation: int, reason: str) -> None:
+        now = self.context.now()
+        if peer in self.owner.writers:
+            self._do(self.owner.writer_lost(now, peer, reason))
+        elif peer == self.coordinator:
+            self._coordinator_gone(now, incarnation)
+
+    def _coordinator_gone(self, now: float, before: int) -> None:
+        """No one is there to hear the answers of coordinators up to ``before``."""
+        self.answers = {a: x for a, x in self.answers.items() if a.incarnation > before}
+        self._do(self.owner.coordinator_gone(now, before))
+
+    def on_inbound_down(self, peer: str, link: str, reason: str) -> None:
+        if peer in self.owner.writers and link == "bulk":
+            self._do(self.owner.writer_lost(self.context.now(), peer, reason, suspect=False))
+
+    def on_link_up(self, peer: str, link: str) -> None:
+        self._tell_open()
+
+    def on_stop(self, why: str) -> None:
+        """Answer everyone who waits here."""
+        for att in list(self.answers):
+            self.context.send(self.coordinator, Ended(att, Outcome.SHUTTING_DOWN, why))

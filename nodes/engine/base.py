@@ -1,0 +1,65 @@
+"""Room 5 and 7. What a node needs from a model, whatever computes it.
+
+Both engines are used from the compute worker's thread only, except ``DecodeEngine.land``, which the
+decode node's loop calls after the key check. Blob dtypes: see ``zpd.wire``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from zpd.actor import Progress
+from zpd.requests import Sampling
+from zpd.wire import Blob
+
+
+@dataclass(frozen=True)
+class Forwarded:
+    """One chunk through one stage's layers."""
+
+    activations: Blob  # [n, hidden], in the stage's dtype; for the next stage
+    k: Blob  # [layers, kv_heads, n, head_dim], in the decode node's dtype
+    v: Blob  # the same
+    hidden: Blob  # [1, hidden]: the last position's activations (before the final norm)
+
+
+class PrefillEngine(Protocol):
+    def load(self, progress: Progress) -> None:
+        """Read this stage's own layers (and the embedding, at the head). Long."""
+        ...
+
+    def forward(self, row: int, start: int, x: Blob, progress: Progress) -> Forwarded:
+        """Run the chunk at [start, start + n) of the sequence in KV row ``row``.
+
+        ``x``: token ids int32 [n] at the head, activations [n, hidden] elsewhere. The row's KV
+        [0, start) was made by earlier calls. Returned blobs are fresh memory.
+        """
+        ...
+
+
+class DecodeEngine(Protocol):
+    def load(self, progress: Progress) -> None: ...
+
+    def land(self, slot: int, first_layer: int, start: int, k: Blob, v: Blob) -> None:
+        """Copy one KV chunk into a source slot. Raises RemoteError where shape or dtype is not the
+        slot's. Loop thread."""
+        ...
+
+    def import_slot(
+        self,
+        slot: int,
+        lane: int,
+        prompt: Sequence[int],
+        hidden: Blob,
+        sampling: Sampling,
+        progress: Progress,
+    ) -> int:
+        """Copy the slot's KV [0, n_prompt) into a lane, and sample the first token."""
+        ...
+
+    def step(self, lanes: Sequence[int], progress: Progress) -> list[int]:
+        """One decode step of each lane; one token for each, in order. A lane's answer never depends
+        on which other lanes step with it."""
+        ...

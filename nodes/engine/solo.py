@@ -1,0 +1,104 @@
+"""The numeric plan of a topology in one process, without a network: what zpd must answer.
+
+Each stage's engine, the decode node's engine, the same chunks; one request at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+import numpy as np
+
+from nodes.engine.make import decode_engine, prefill_engine
+from nodes.sampling import finish_reason
+from zpd.errors import UserError
+from zpd.requests import Sampling
+from zpd.topology import Topology
+from zpd.wire import Blob
+
+
+class NoProgress:
+    """For whoever does not watch."""
+
+    def bump(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Answer:
+    """``tokens`` end with the one that finished it; ``finish`` is an ``Outcome`` value. Seconds."""
+
+    tokens: tuple[int, ...]
+    finish: str
+    prefill_s: float
+    import_s: float  # and the first token
+    decode_s: float  # all other tokens
+
+
+class Solo:
+    """Loads every engine at once: as much memory as all nodes together."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._stages = [prefill_engine(topology, node) for node in topology.stages]
+        self._decode = decode_engine(topology, topology.decode)
+        self._progress = NoProgress()
+        for engine in (*self._stages, self._decode):
+            engine.load(self._progress)
+
+    def prefill(self, prompt: Sequence[int]) -> tuple[Blob, list[tuple[int, int, Blob, Blob]]]:
+        """The last position's hidden state, and every KV chunk: (first layer, start, k, v)."""
+        ids = np.array(prompt, np.int32)
+        made = []
+        hidden = None
+        for start in range(0, len(ids), self._topology.chunk):
+            x = Blob.of(ids[start : start + self._topology.chunk])
+            for node, stage in zip(self._topology.stages, self._stages, strict=True):
+                done = stage.forward(0, start, x, self._progress)
+                made.append((node.layers[0], start, done.k, done.v))
+                x, hidden = done.activations, done.hidden
+        if hidden is None:
+            raise UserError("the prompt is empty: at least one token is needed")
+        return hidden, made
+
+    def answer(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        sampling: Sampling | None = None,
+        eos_ids: Sequence[int] = (),
+    ) -> Answer:
+        """Prefill, import, decode until the answer is finished; ``max_tokens`` is at least 1."""
+        sampling = sampling or Sampling()
+        times = [perf_counter()]
+        hidden, made = self.prefill(prompt)
+        for first_layer, start, k, v in made:
+            self._decode.land(0, first_layer, start, k, v)
+        times.append(perf_counter())
+        tokens = [self._decode.import_slot(0, 0, prompt, hidden, sampling, self._progress)]
+        times.append(perf_counter())
+        while not (
+            finish := finish_reason(
+                tokens[-1], len(tokens), max_tokens, eos_ids, sampling.stop_ids
+            )
+        ):
+            tokens += self._decode.step([0], self._progress)
+        times.append(perf_counter())
+        spans = [b - a for a, b in zip(times, times[1:], strict=False)]
+        return Answer(tuple(tokens), finish, *spans)
+
+
+def one_stage(topology: Topology) -> Topology:
+    """The same plan with all layers in one stage.
+
+    Raises UserError where the stages' plans differ, so that one stage cannot stand for them.
+    """
+    first, *others = topology.stages
+    for key in ("threads", "device", "dtype"):
+        values = [getattr(s, key) for s in topology.stages]
+        if len(set(values)) > 1:
+            raise UserError(f"{key} of the stages is {values}: one process needs a single value")
+    whole = replace(first, layers=(0, topology.stages[-1].layers[1]))
+    nodes = tuple(whole if n == first else n for n in topology.nodes if n not in others)
+    return replace(topology, nodes=nodes)

@@ -1,0 +1,102 @@
+"""Room 7. The decode node's model in torch: all layers, the final norm, the head, the sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from nodes.engine.numerics import device_of, use_threads
+from nodes.engine.tensors import DTYPES, to_tensor
+from nodes.kv import KvShape, SourceSlots
+from nodes.models.checkpoint import Checkpoint
+from nodes.models.decoder import Decoder
+from nodes.models.directory import resolve
+from nodes.models.spec import read_spec
+from nodes.sampling import Sampler
+from zpd.actor import Progress
+from zpd.errors import RemoteError, ZpdBug
+from zpd.requests import Sampling
+from zpd.topology import Node, Topology
+from zpd.wire import Blob
+
+
+@dataclass
+class Lane:
+    """Whose KV a lane holds: positions [0, length); ``token`` is the one at ``length``."""
+
+    sampler: Sampler
+    length: int
+    token: int
+
+
+class TorchDecode:
+    """A ``DecodeEngine``. Source slots lie in host memory, lanes on the device.
+
+    Lanes step one by one: a row's bits may depend on how many rows a product has.
+    """
+
+    def __init__(self, topology: Topology, node: Node) -> None:
+        self._topology = topology
+        self._node = node
+        self._lanes: dict[int, Lane] = {}
+
+    @torch.inference_mode()
+    def load(self, progress: Progress) -> None:
+        node, room = self._node, self._topology.model.max_tokens
+        use_threads(node)
+        path = resolve(self._topology.model.name)
+        spec, dtype, device = read_spec(path), DTYPES[node.dtype], device_of(node)
+        shape = KvShape(spec.layers, spec.kv_heads, room, spec.head_dim, node.dtype)
+        self.slots = SourceSlots(self._topology.source_slots, shape)
+        self._kv = torch.empty((self._topology.lanes, *shape.row), dtype=dtype, device=device)
+        self._decoder = Decoder(
+            spec, (0, spec.layers), room, dtype, device, embedding=True, head=True
+        )
+        self._decoder.load(Checkpoint(path), progress.bump)
+
+    def land(self, slot: int, first_layer: int, start: int, k: Blob, v: Blob) -> None:
+        self.slots.land(slot, first_layer, start, k, v)
+
+    @torch.inference_mode()
+    def import_slot(
+        self,
+        slot: int,
+        lane: int,
+        prompt: Sequence[int],
+        hidden: Blob,
+        sampling: Sampling,
+        progress: Progress,
+    ) -> int:
+        use_threads(self._node)
+        size = self._decoder.spec.hidden_size
+        if hidden.dtype not in DTYPES or hidden.shape != (1, size):
+            raise RemoteError("hidden", f"{hidden.dtype} {hidden.shape}: not [1, {size}]")
+        n = len(prompt)
+        for layer, there in zip(self.slots.kv[slot], self._kv[lane], strict=True):
+            here = torch.from_numpy(layer[:, :, :n])
+            there[:, :, :n].copy_(here.view(there.dtype))
+            progress.bump()
+        x = to_tensor(hidden, self._kv.dtype, self._kv.device)
+        held = self._lanes[lane] = Lane(Sampler(sampling, prompt), n, -1)
+        return self._pick(held, x)
+
+    @torch.inference_mode()
+    def step(self, lanes: Sequence[int], progress: Progress) -> list[int]:
+        use_threads(self._node)
+        return [self._step(lane, progress) for lane in lanes]
+
+    def _step(self, lane: int, progress: Progress) -> int:
+        held = self._lanes[lane]
+        if held.length >= self._kv.shape[4]:
+            raise ZpdBug(f"lane {lane} is full: {held.length} tokens")
+        x = self._decoder.embed(torch.tensor([held.token], device=self._kv.device))
+        x = self._decoder.run(x, self._kv[lane], held.length, progress.bump)
+        held.length += 1
+        return self._pick(held, x)
+
+    def _pick(self, held: Lane, x: torch.Tensor) -> int:
+        logits = self._decoder.logits(x)[0].cpu().numpy()
+        held.token = held.sampler.pick(logits, held.length)
+        return held.token

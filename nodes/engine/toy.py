@@ -1,0 +1,230 @@
+"""Room 5 and 7. A model made of hashes, numpy only: a wrong byte of KV anywhere is a wrong answer.
+
+It has the shape of a transformer: layer l turns activation x at position p into four words of KV,
+hashes the KV *that it reads back* at every position up to p, and adds the sum to x. The head's
+token ids are bytes. Its KV is stricter than a real model's: chunks are XORed into memory that
+position 0 clears, and an import clears its source slot, so that a chunk that comes twice, late or
+not at all changes the answer, even where the same prompt was imported before.
+
+``toy_answer`` says what must come out, computed by other code: plain integers, no slots, no chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from nodes.engine.base import Forwarded
+from nodes.kv import KvShape, SourceSlots
+from nodes.sampling import Sampler
+from zpd.actor import Progress
+from zpd.errors import RemoteError, ZpdBug
+from zpd.layers import TOY_LAYERS
+from zpd.requests import Sampling
+from zpd.topology import Node, Topology
+from zpd.wire import Blob
+
+VOCAB = 256
+HIDDEN = 1
+KV_HEADS = 1
+HEAD_DIM = 2
+DTYPE = "uint64"
+
+Array = np.ndarray[Any, Any]
+
+_MASK = 2**64 - 1
+_STEP = 0x9E3779B97F4A7C15
+_PLACE = 0xD1B54A32D192ED03
+_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))  # splitmix64's finaliser
+
+
+class ToyPrefill:
+    """A ``PrefillEngine``; one KV row for each source slot."""
+
+    def __init__(self, topology: Topology, node: Node) -> None:
+        self._first, self._stop = node.layers
+        self._topology = topology
+        self._kv: Array = np.zeros(0)
+
+    def load(self, progress: Progress) -> None:
+        shape = _shape(self._topology, self._stop - self._first)
+        self._kv = np.zeros((self._topology.source_slots, *shape.row), np.uint64)
+        progress.bump()
+
+    def forward(self, row: int, start: int, x: Blob, progress: Progress) -> Forwarded:
+        stop = start + (x.shape[0] if x.shape else 0)
+        if not start < stop <= self._kv.shape[4]:
+            raise RemoteError("op", f"[{start}, {stop}) does not fit a row")
+        h = _embed(_tokens(x)) if self._first == 0 else _activations(x)
+        kv = self._kv[row]
+        if start == 0:
+            kv[:] = 0
+        for i, layer in enumerate(range(self._first, self._stop)):
+            kv[i, :, 0, start:stop] ^= _make_kv(h, layer, start)
+            h = _layer(h, kv[i, :, 0, :stop])
+            progress.bump()
+        part = kv[:, :, :, start:stop]
+        return Forwarded(
+            activations=Blob.of(h[:, None]),
+            k=Blob.of(part[:, 0].copy()),
+            v=Blob.of(part[:, 1].copy()),
+            hidden=Blob.of(h[-1:, None].copy()),
+        )
+
+
+class ToyDecode:
+    """A ``DecodeEngine``."""
+
+    def __init__(self, topology: Topology, node: Node) -> None:
+        self._topology = topology
+        self._layers = topology.model.layers or TOY_LAYERS
+        self._lanes: dict[int, _Lane] = {}
+
+    def load(self, progress: Progress) -> None:
+        shape = _shape(self._topology, self._layers)
+        self._slots = SourceSlots(self._topology.source_slots, shape)
+        self._kv = np.zeros((self._topology.lanes, *shape.row), np.uint64)
+        progress.bump()
+
+    def land(self, slot: int, first_layer: int, start: int, k: Blob, v: Blob) -> None:
+        part = self._slots.part(slot, first_layer, start, k, v)
+        if start == 0:
+            self._slots.kv[slot, first_layer : first_layer + len(part)] = 0
+        part[:, 0] ^= k.numpy()
+        part[:, 1] ^= v.numpy()
+
+    def import_slot(
+        self,
+        slot: int,
+        lane: int,
+        prompt: Sequence[int],
+        hidden: Blob,
+        sampling: Sampling,
+        progress: Progress,
+    ) -> int:
+        source, kv, n = self._slots.kv[slot], self._kv[lane], len(prompt)
+        kv[:] = source
+        source[:] = 0
+        h = _activations(hidden)
+        if len(h) != 1:
+            raise RemoteError("hidden", f"{len(h)} positions; the last one is wanted")
+        for layer in range(self._layers):
+            h = _mix(h + _sums(kv[layer, :, 0, :n])[-1:])
+            progress.bump()
+        held = self._lanes[lane] = _Lane(Sampler(sampling, prompt), n)
+        return held.pick(h)
+
+    def step(self, lanes: Sequence[int], progress: Progress) -> list[int]:
+        return [self._step(lane, progress) for lane in lanes]
+
+    def _step(self, lane: int, progress: Progress) -> int:
+        held, kv = self._lanes[lane], self._kv[lane]
+        at = held.length
+        if at >= kv.shape[3]:
+            raise ZpdBug(f"lane {lane} is full: {at} tokens")
+        h = _embed(np.array([held.token], np.int32))
+        for layer in range(self._layers):
+            kv[layer, :, 0, at : at + 1] = _make_kv(h, layer, at)
+            h = _layer(h, kv[layer, :, 0, : at + 1])
+            progress.bump()
+        held.length += 1
+        return held.pick(h)
+
+
+class _Lane:
+    """Whose KV a lane holds: ``length`` positions; ``token`` is the next one's."""
+
+    def __init__(self, sampler: Sampler, length: int) -> None:
+        self.sampler = sampler
+        self.length = length
+        self.token = -1
+
+    def pick(self, h: Array) -> int:
+        logits = (_mix(h + np.arange(VOCAB, dtype=np.uint64)) >> np.uint64(40)).astype(np.float32)
+        self.token = self.sampler.pick(logits / np.float32(2**20), self.length)
+        return self.token
+
+
+def toy_answer(
+    prompt: Sequence[int],
+    n_tokens: int,
+    sampling: Sampling | None = None,
+    layers: int = TOY_LAYERS,
+) -> list[int]:
+    """The ``n_tokens`` token ids that follow ``prompt``, whatever the split, chunk or timing."""
+    sampler = Sampler(sampling or Sampling(), prompt)
+    sums = [0] * layers  # over all positions so far
+    answer: list[int] = []
+    for p in range(len(prompt) + n_tokens - 1):
+        h = _mix_int((prompt[p] if p < len(prompt) else answer[-1]) + 1)
+        for layer in range(layers):
+            word = p
+            for i in range(4):
+                made = _mix_int(h + _STEP * (4 * layer + i + 1) + _PLACE * p)
+                word = _mix_int(made ^ word)
+            sums[layer] = (sums[layer] + word) & _MASK
+            h = _mix_int(h + sums[layer])
+        if p == len(prompt) - 1:
+            for total in sums:
+                h = _mix_int(h + total)
+        if p >= len(prompt) - 1:
+            logits = np.array([_mix_int(h + t) >> 40 for t in range(VOCAB)], np.float32)
+            answer.append(sampler.pick(logits / np.float32(2**20), p + 1))
+    return answer
+
+
+def _mix_int(x: int) -> int:
+    x &= _MASK
+    for shift, factor in _MIX:
+        x = ((x ^ (x >> shift)) * factor) & _MASK
+    return x
+
+
+def _mix(x: Array) -> Array:
+    """``_mix_int`` of each element; at least one axis, as numpy complains of scalars that wrap."""
+    for shift, factor in _MIX:
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    return x
+
+
+def _embed(tokens: Array) -> Array:
+    return _mix(tokens.astype(np.uint64) + np.uint64(1))
+
+
+def _make_kv(h: Array, layer: int, start: int) -> Array:
+    """[2, n, 2]: K and V of the activations ``h`` [n] at position ``start`` and on."""
+    places = np.arange(start, start + len(h), dtype=np.uint64) * np.uint64(_PLACE)
+    words = [_mix(h + np.uint64(_STEP * (4 * layer + i + 1) & _MASK) + places) for i in range(4)]
+    return np.stack(words, axis=-1).reshape(-1, 2, 2).swapaxes(0, 1)
+
+
+def _sums(kv: Array) -> Array:
+    """[end]: at each position the sum of all hashes up to it, of ``kv`` [2, end, 2]."""
+    word = np.arange(kv.shape[1], dtype=np.uint64)
+    for k_or_v in range(2):
+        for i in range(2):
+            word = _mix(kv[k_or_v, :, i] ^ word)
+    return np.cumsum(word)
+
+
+def _layer(h: Array, kv: Array) -> Array:
+    return _mix(h + _sums(kv)[-len(h) :])
+
+
+def _shape(topology: Topology, layers: int) -> KvShape:
+    return KvShape(layers, KV_HEADS, topology.model.max_tokens, HEAD_DIM, DTYPE)
+
+
+def _tokens(x: Blob) -> Array:
+    tokens = x.numpy()
+    if x.dtype != "int32" or len(x.shape) != 1 or not ((tokens >= 0) & (tokens < VOCAB)).all():
+        raise RemoteError("op", f"{x.dtype} {x.shape} are not token ids from 0 to {VOCAB - 1}")
+    return tokens
+
+
+def _activations(x: Blob) -> Array:
+    if x.dtype != DTYPE or len(x.shape) != 2 or x.shape[1] != HIDDEN:
+        raise RemoteError("op", f"{x.dtype} {x.shape} are not activations [n, {HIDDEN}]")
+    return x.numpy()[:, 0]

@@ -1,0 +1,192 @@
+"""Room 5. A prefill stage: one contiguous range of layers of the ring.
+
+The life of an op here: it queues (FIFO) -> runs on the compute worker, or is passed on skipped ->
+its KV leaves for the decode node -> its activations leave for the next stage (the tail: its reply
+for the coordinator). OPEN and CLOSE stand in the same queue, so that each end mark leaves behind
+the writes that it ends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from nodes.engine.base import Forwarded, PrefillEngine
+from nodes.engine.make import prefill_engine
+from nodes.facts import facts
+from zpd.actor import Actor, Context
+from zpd.errors import RemoteError
+from zpd.messages import Close, End, Kv, LinkState, Message, Open, Opened, Prefill, Reply, Skip
+from zpd.ring import StageRing
+from zpd.topology import Node, Topology
+from zpd.wire import Blob
+
+RingMessage = Open | Prefill | Close
+
+
+class PrefillNode(Actor):
+    role = "prefill"
+
+    def __init__(
+        self,
+        context: Context,
+        topology: Topology,
+        node: Node,
+        engine: PrefillEngine | None = None,
+    ) -> None:
+        super().__init__(context, topology, node)
+        self.engine = engine or prefill_engine(topology, node)
+        stages = [s.name for s in topology.stages]
+        self.index = stages.index(node.name)
+        self.upstream = topology.coordinator.name if self.index == 0 else stages[self.index - 1]
+        self.tail = self.index == len(stages) - 1
+        self.onward = topology.coordinator.name if self.tail else stages[self.index + 1]
+        self.owner = topology.decode.name
+        self.ring = StageRing(self.index, context.incarnation)
+        self.queue: deque[tuple[RingMessage, tuple[Blob, ...], float]] = deque()
+        self.computing = True  # until the model is loaded
+        self.ops = 0
+        self.loaded = False
+
+    def facts(self) -> dict[str, str]:
+        return facts(self.topology)
+
+    def ready(self) -> tuple[bool, str]:
+        return self.loaded, "" if self.loaded else "loading the model"
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "layers": list(self.node.layers),
+            "term": str(self.ring.term),
+            "queue": len(self.queue),
+            "rows": len(self.ring.rows),
+            "ops": self.ops,
+        }
+
+    # ---- in ------------------------------------------------------------------------------------
+
+    def on_start(self) -> None:
+        self.context.submit(self.engine.load, self._loaded)
+
+    def _loaded(self, _: Any, error: BaseException | None) -> None:
+        if error is not None:
+            raise error
+        self.loaded, self.computing = True, False
+        self.context.event("node_ready")
+        self._next()
+
+    def on_message(self, peer: str, message: Message, blobs: tuple[Blob, ...]) -> None:
+        if isinstance(message, Skip) and peer == self.topology.coordinator.name:
+            self.ring.hint(message.use)
+        elif isinstance(message, Open | Prefill | Close) and peer == self.upstream:
+            if isinstance(message, Open):
+                self._take_open(message)
+            elif why := self.ring.refuse(message.ring):
+                raise RemoteError(why, type(message).__name__)
+            self.queue.append((message, blobs, self.context.now()))
+            self._next()
+        else:
+            raise RemoteError("not_for_me", f"{type(message).__name__} from {peer}")
+
+    def _take_open(self, message: Open) -> None:
+        """From its arrival on, older terms are refused: what still queues of them is dropped."""
+        if why := self.ring.open(message):
+            raise RemoteError(why, "Open")
+        self.queue.clear()
+
+    # ---- one thing after the other -------------------------------------------------------------------
+
+    def _next(self) -> None:
+        while self.queue and not self.computing:
+            message, blobs, since = self.queue.popleft()
+            if isinstance(message, Open):
+                self._pass_open(message)
+            elif isinstance(message, Close):
+                self._pass_close(message)
+            else:
+                self._op(message, blobs, since)
+
+    def _pass_open(self, message: Open) -> None:
+        """Pass OPEN on only if the KV link works too, so that its return proves both."""
+        if self.context.send(self.owner, Opened(self.ring.term, self.node.name), bulk=True):
+            self.context.send(self.onward, message, bulk=True)
+            self.context.event("term_opened", term=str(message.ring.term))
+
+    def _pass_close(self, message: Close) -> None:
+        self.ring.close(message.use)
+        end = End(message.use, message.ring.term, self.node.name)
+        self.context.send(self.owner, end, bulk=True)
+        if not self.tail:
+            self.context.send(self.onward, message, bulk=True)
+
+    def _op(self, op: Prefill, blobs: tuple[Blob, ...], since: float) -> None:
+        if why := self.ring.begin(op):
+            self.ring.fail(op.use, f"{self.node.name}: {why}")
+        waited = self.context.now() - since
+        if not op.skip and len(blobs) != 1:
+            self.ring.fail(op.use, f"{self.node.name}: an op without its payload")
+        if skip := self.ring.skip(op):
+            self._pass_op(op, skip, (), (waited, 0.0))
+            return
+        started = self.context.now()
+        self.computing = True
+
+        def done(result: Forwarded, error: BaseException | None) -> None:
+            self.computing = False
+            spans = (waited, self.context.now() - started)
+            self._computed(op, result, error, spans)
+            self._next()
+
+        x = blobs[0]
+        self.context.submit(lambda p: self.engine.forward(op.use.slot, op.start, x, p), done)
+
+    def _computed(
+        self,
+        op: Prefill,
+        result: Forwarded,
+        error: BaseException | None,
+        spans: tuple[float, float],
+    ) -> None:
+        self.ops += 1
+        if op.ring.term != self.ring.term:
+            return  # a newer OPEN waits in the queue: nothing of this term leaves any more
+        why = ""
+        if error is not None:
+            why = f"{self.node.name}: {type(error).__name__}: {error}"
+        elif not self._send_kv(op, result):
+            why = f"{self.node.name}: no link to {self.owner}"
+        if why:
+            self.ring.fail(op.use, why)
+            self.context.event("op_failed", att=str(op.att), use=str(op.use), why=why)
+        self.context.event(
+            "op_computed", att=str(op.att), use=str(op.use), seq=op.seq, start=op.start,
+            stop=op.stop, waited=spans[0], computed=spans[1],
+        )  # fmt: skip
+        self._pass_op(op, why, () if why or self.tail else (result.activations,), spans)
+
+    def _send_kv(self, op: Prefill, result: Forwarded) -> bool:
+        first, last = self.node.layers
+        message = Kv(op.use, op.ring.term, self.node.name, first, last, op.start, op.stop)
+        hidden = (result.hidden,) if self.tail and op.last else ()
+        return self.context.send(self.owner, message, (result.k, result.v, *hidden), bulk=True)
+
+    def _pass_op(
+        self, op: Prefill, skip: str, blobs: tuple[Blob, ...], spans: tuple[float, float]
+    ) -> None:
+        kind = Reply if self.tail else Prefill
+        onward = kind(
+            op.ring, op.use, op.att, op.seq, op.start, op.stop, op.last, skip, (*op.spans, *spans)
+        )
+        self.context.send(self.onward, onward, blobs, bulk=True)
+
+    # ---- links -----------------------------------------------------------------------------------------
+
+    def on_link_down(self, peer: str, link: str, reason: str) -> None:
+        self._tell(LinkState(peer, False, reason), link)
+
+    def on_link_up(self, peer: str, link: str) -> None:
+        self._tell(LinkState(peer, True, ""), link)
+
+    def _tell(self, message: LinkState, link: str) -> None:
+        if link == "bulk":
+            self.context.send(self.topology.coordinator.name, message)

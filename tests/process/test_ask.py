@@ -1,0 +1,133 @@
+"""``zpd ask`` against real processes with the toy model."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import Any
+
+import pytest
+
+from tests.process.conftest import Toy
+from tests.process.harness import Command, send, wait_until, write_config, zpd
+from tools.watch import Watch
+from zpd.config import load
+
+SPANS = ("queue", "reserve", "prefill", "transfer", "import", "first token", "decode")
+
+
+def ask(toy: Toy, *arguments: str, stdin: str = "") -> dict[str, Any]:
+    done = zpd("ask", "--config", toy.config, "--raw", "--json", *arguments, stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_the_answer_streams_and_the_last_line_says_where_the_time_went(toy: Toy) -> None:
+    done = zpd("ask", "--config", toy.config, "--raw", "--max-tokens", "8", "hello")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    line = done.stderr.splitlines()[-1]
+    assert [name for name in SPANS if f"{name} " in line] == list(SPANS)
+    assert "5 + 8 tokens" in line
+    assert "tokens/s" in line
+
+
+def test_json_is_one_object_alone(toy: Toy) -> None:
+    answer = ask(toy, "--max-tokens", "8", "hello")
+    assert answer.keys() == {"text", "token_ids", "finish_reason", "usage", "spans"}
+    assert answer["finish_reason"] == "length"
+    assert len(answer["token_ids"]) == 8
+    assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 8, "total_tokens": 13}
+    assert all(seconds >= 0 for seconds in answer["spans"].values())
+
+
+def test_the_answer_is_a_function_of_the_question(toy: Toy) -> None:
+    first = ask(toy, "--max-tokens", "8", "a prompt of more than one chunk of 16 tokens")
+    again = ask(toy, "--max-tokens", "8", "a prompt of more than one chunk of 16 tokens")
+    other = ask(toy, "--max-tokens", "8", "b prompt of more than one chunk of 16 tokens")
+    assert first["token_ids"] == again["token_ids"] != other["token_ids"]
+
+
+def test_a_dash_reads_the_prompt_from_stdin(toy: Toy) -> None:
+    said = ask(toy, "--max-tokens", "4", "--", "-x")
+    read = ask(toy, "--max-tokens", "4", "-", stdin="-x")
+    assert said["token_ids"] == read["token_ids"]
+
+
+def test_seeds_draw_equally(toy: Toy) -> None:
+    words = ("--max-tokens", "8", "--temperature", "5", "--top-k", "100", "hello")
+    assert (
+        ask(toy, "--seed", "3", *words)["token_ids"] == ask(toy, "--seed", "3", *words)["token_ids"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--temperature", "-1"], "temperature = -1.0: must be from 0.0"),
+        (["--top-p", "0"], "top_p = 0.0: must be above 0"),
+        (["--max-tokens", "-3"], "--max-tokens -3: must not be negative"),
+        (["--timeout", "nan"], "--timeout nan: must be seconds"),
+        (["--seed", "-1"], "seed = -1"),
+    ],
+)
+def test_a_value_that_is_not_allowed_is_named(toy: Toy, flags: list[str], named: str) -> None:
+    done = zpd("ask", "--config", toy.config, "--json", *flags, "hello")
+    assert done.returncode == 2
+    assert named in done.stderr
+    assert "Traceback" not in done.stderr
+    assert json.loads(done.stdout)["error"]["outcome"] == "bad_request"
+
+
+def test_a_prompt_beyond_the_limit_is_refused(toy: Toy) -> None:
+    done = zpd("ask", "--config", toy.config, "--raw", "--json", "x" * 600)
+    assert done.returncode == 2
+    found = json.loads(done.stdout)
+    assert found["finish_reason"] == "error"
+    assert found["error"]["outcome"] == "prompt_too_long"
+    assert "prompt_too_long" in done.stderr
+
+
+def test_a_coordinator_that_does_not_run_is_named(tmp_path: Any, home: Any) -> None:
+    config = write_config(tmp_path)
+    done = zpd("ask", "--config", config, "--json", "hello")
+    assert done.returncode == 4
+    address = load(config).coordinator.address
+    (line,) = done.stderr.splitlines()
+    assert address in line
+    assert f"zpd up {config}" in line
+    assert json.loads(done.stdout)["error"]["outcome"] == "unavailable"
+
+
+def test_a_config_that_is_not_there_is_named() -> None:
+    done = zpd("ask", "--config", "/nowhere.toml", "hello")
+    assert done.returncode == 2
+    assert "/nowhere.toml" in done.stderr
+
+
+def test_ctrl_c_cancels_at_the_coordinator_and_the_next_answer_is_right(toy: Toy) -> None:
+    words = ("--max-tokens", "8", "a prompt of more than one chunk of 16 tokens")
+    right = ask(toy, *words)["token_ids"]
+    topology = load(toy.config)
+
+    def coordinator() -> dict[str, Any]:
+        status = watch.views()[topology.coordinator.name].status
+        actor: dict[str, Any] = status.get("actor", {})
+        return actor
+
+    with Watch(topology) as watch:
+        # A stage that stands still keeps the request under way for as long as it takes.
+        send(toy.running.pids["stage-1"], signal.SIGSTOP)
+        try:
+            with Command("ask", "--config", toy.config, "--raw", *words) as command:
+                wait_until(lambda: coordinator().get("requests"), "the request is under way")
+                command.signal(signal.SIGINT)
+                command.rest()
+                assert command.process.returncode == 130
+        finally:
+            send(toy.running.pids["stage-1"], signal.SIGCONT)
+        wait_until(lambda: not coordinator().get("requests"), "the coordinator has no request")
+        assert coordinator()["outcomes"].get("cancelled") == 1
+        wait_until(lambda: watch.views()[topology.coordinator.name].ready, "the path is ready")
+    assert ask(toy, *words)["token_ids"] == right

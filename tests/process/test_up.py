@@ -1,0 +1,188 @@
+"""``zpd up`` and ``zpd ask --up`` start, watch and stop real processes, and leave none behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.process.harness import (
+    QUICK,
+    Command,
+    gone,
+    pids,
+    send,
+    wait_until,
+    write_config,
+    zpd,
+)
+from zpd.config import load
+
+pytestmark = pytest.mark.usefixtures("home")
+
+
+def test_sigterm_stops_all_and_leaves_nothing(tmp_path: Path) -> None:
+    config, run = write_config(tmp_path), tmp_path / "run"
+    with Command("up", config, "--run-dir", run) as up:
+        up.line("ready: zpd ask")
+        nodes = pids(run)
+        assert sorted(nodes) == ["coordinator", "decode", "stage-0", "stage-1"]
+        up.signal(signal.SIGTERM)
+        up.rest()
+        assert up.process.returncode == 0
+    assert gone(list(nodes.values()))
+    for node in load(config).nodes:
+        with socket.socket() as s:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            s.bind(("127.0.0.1", int(node.address.rpartition(":")[2])))
+
+
+def test_sigkill_of_up_ends_its_nodes_too(tmp_path: Path) -> None:
+    config, run = write_config(tmp_path), tmp_path / "run"
+    with Command("up", config, "--run-dir", run) as up:
+        up.line("ready: zpd ask")
+        nodes = pids(run)
+        up.signal(signal.SIGKILL)
+        up.process.wait()
+        wait_until(lambda: gone(list(nodes.values())), "the nodes saw that their parent is gone")
+
+
+def test_a_killed_node_is_named_and_the_rest_serves_on_until_nothing_runs(tmp_path: Path) -> None:
+    config, run = write_config(tmp_path), tmp_path / "run"
+    with Command("up", config, "--run-dir", run) as up:
+        up.line("ready: zpd ask")
+        nodes = pids(run)
+        send(nodes.pop("stage-1"), signal.SIGKILL)
+        up.line("stage-1", "was killed by SIGKILL")
+        up.line("coordinator", "waiting", "stage-1")
+        done = zpd("ask", "--config", config, "--raw", "--json", "hello")
+        assert done.returncode == 4
+        error = json.loads(done.stdout)["error"]
+        assert error["outcome"] in ("unavailable", "stage_lost")
+        assert "stage-1" in error["detail"]
+        assert not any(gone([p]) for p in nodes.values())
+        for pid in nodes.values():
+            send(pid, signal.SIGKILL)
+        up.line("nothing runs any more")
+        up.rest()
+        assert up.process.returncode == 1
+
+
+def test_a_frozen_node_is_named_within_the_heartbeat_limit(tmp_path: Path) -> None:
+    config, run = write_config(tmp_path), tmp_path / "run"
+    with Command("up", config, "--run-dir", run) as up:
+        up.line("ready: zpd ask")
+        nodes = pids(run)
+        send(nodes["stage-1"], signal.SIGSTOP)
+        up.line("stage-1", "silent")
+        send(nodes["stage-1"], signal.SIGCONT)
+        up.line("stage-1", "ready")
+        up.signal(signal.SIGTERM)
+        up.rest()
+    assert gone(list(nodes.values()))
+
+
+@pytest.mark.parametrize(("number", "how"), [(signal.SIGKILL, "ended"), (signal.SIGSTOP, "silent")])
+def test_fail_fast_stops_all_at_once(tmp_path: Path, number: signal.Signals, how: str) -> None:
+    config, run = write_config(tmp_path), tmp_path / "run"
+    with Command("up", config, "--run-dir", run, "--fail-fast") as up:
+        up.line("ready: zpd ask")
+        nodes = pids(run)
+        send(nodes["decode"], number)
+        up.line("--fail-fast", "decode", how)
+        up.rest()
+        assert up.process.returncode == 1
+    assert gone(list(nodes.values()))
+
+
+def test_a_node_that_cannot_start_ends_it_and_is_named_with_its_words(tmp_path: Path) -> None:
+    config, run = write_config(tmp_path), tmp_path / "run"
+    address = load(config).node("stage-0").address
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", int(address.rpartition(":")[2])))
+        taken.listen()
+        with Command("up", config, "--run-dir", run) as up:
+            said = up.rest()
+            assert up.process.returncode == 1
+    assert "stage-0" in said
+    assert address in said
+    assert "Traceback" not in said
+    assert gone(list(pids(run).values()))
+
+
+def test_never_ready_ends_within_its_budget_and_says_who(tmp_path: Path) -> None:
+    config, run = write_config(tmp_path), tmp_path / "run"
+    with Command("up", config, "--run-dir", run, "--ready-timeout", "0.05") as up:
+        said = up.rest()
+        assert up.process.returncode == 1
+    assert "not ready within 0.05 s: coordinator is " in said
+
+
+def test_a_wrong_config_starts_nothing(tmp_path: Path) -> None:
+    config = write_config(tmp_path, sections={"prefill": {"chunk": 0}})
+    done = zpd("up", config)
+    assert done.returncode == 2
+    assert "chunk = 0" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_question_whose_node_dies_or_freezes_ends_by_name(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    # Only the freeze may be noticed by silence, so that the kill is noticed by itself.
+    suspect = 2.0 if number is signal.SIGSTOP else 15.0
+    times = {**QUICK, "suspect": suspect}
+    config, run = write_config(tmp_path, timeouts=times), tmp_path / "run"
+    with Command("up", config, "--run-dir", run) as up:
+        up.line("ready: zpd ask")
+        nodes = pids(run)
+        send(nodes["stage-1"], signal.SIGSTOP)  # the question gets no further than here
+        with Command("ask", "--config", config, "--raw", "x" * 100) as ask:
+            wait_until(
+                lambda: "op_sent" in (run / "coordinator.jsonl").read_text(), "an op is under way"
+            )
+            send(nodes["stage-1"], number)
+            said = ask.rest()
+            assert ask.process.returncode == 4
+        assert "stage_lost" in said
+        assert "stage-1" in said
+        up.signal(signal.SIGTERM)
+        up.rest()
+    assert gone(list(nodes.values()))
+
+
+def test_ask_up_answers_and_leaves_nothing(tmp_path: Path) -> None:
+    config, run = write_config(tmp_path), tmp_path / "run"
+    done = zpd(
+        "ask", "--config", config, "--up", "--run-dir", run, "--raw", "--json", "--max-tokens", "3",
+        "hello",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["token_ids"]) == 3
+    nodes = pids(run)
+    assert len(nodes) == 4
+    assert gone(list(nodes.values()))
+
+
+def test_ctrl_c_during_ask_up_leaves_nothing(tmp_path: Path) -> None:
+    config, run = write_config(tmp_path), tmp_path / "run"
+    command = ("ask", "--config", config, "--up", "--run-dir", run, "--raw", "hello")
+    with Command(*command) as ask:
+        ask.line("coordinator", "starting")
+        ask.signal(signal.SIGINT)
+        ask.rest()
+        assert ask.process.returncode == 130
+    assert gone(list(pids(run).values()))
+
+
+def test_run_directories_are_fresh_each_time(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    for _ in range(2):
+        done = zpd("ask", "--config", config, "--up", "--raw", "--max-tokens", "1", "hello")
+        assert done.returncode == 0, done.stderr
+    assert len(os.listdir(tmp_path / "runs")) == 2

@@ -1,0 +1,232 @@
+"""A cancel, a KILL, a freeze or a cut at any time: one named outcome for each request, no wrong
+token, and afterwards the system is idle and right."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.world import World, prompt, right, right_so_far, topology
+from zpd.messages import End, Grant, Kv, Prefill, Reply, Token
+
+STEPS = range(0, 400, 9)  # after so many steps of the run: from before RESERVE to the last token
+NODES = ("coordinator", "prefill-0", "prefill-1", "decode")
+
+
+def begun(seed: int, steps: int, slots: int = 1, lanes: int = 1) -> tuple[World, list]:
+    """Three requests, of which the first is ``steps`` steps old."""
+    world = World(topology(2, source_slots=slots, lanes=lanes), seed)
+    answers = [world.user.ask(prompt(i, 18 + i), max_tokens=6) for i in range(3)]
+    for _ in range(steps):
+        world.step(world.clock.now + 60)
+    return world, answers
+
+
+def ended(world: World, answers: list) -> None:
+    """Every request ended by name, none with a wrong token."""
+    world.run_until(lambda: all(a.done or a.lost for a in answers), 400)
+    for i, answer in enumerate(answers):
+        if not answer.lost:
+            right_so_far(answer, prompt(i, 18 + i), 6)
+
+
+@pytest.mark.parametrize("steps", STEPS)
+def test_cancel_at_any_time(steps: int) -> None:
+    """R15 to R20, R25: the first is cancelled, perhaps twice; the others are right."""
+    world, answers = begun(steps, steps)
+    world.run_until(lambda: answers[0].uid)
+    world.user.cancel(answers[0])
+    world.user.cancel(answers[0])
+    again = world.user.ask(prompt(0, 18), max_tokens=6)
+    world.run_until(lambda: all(a.done for a in [*answers, again]))
+    right_so_far(answers[0], prompt(0, 18), 6)
+    assert answers[0].outcome in ("cancelled", "length")
+    for i in (1, 2):
+        right(answers[i], prompt(i, 18 + i), 6)
+    right(again, prompt(0, 18), 6)
+    world.settles()
+
+
+@pytest.mark.parametrize("name", NODES)
+@pytest.mark.parametrize("steps", STEPS)
+def test_kill_and_restart_at_any_time(name: str, steps: int) -> None:
+    """R21 to R24; the others are not restarted."""
+    world, answers = begun(steps, steps)
+    world.kill(name)
+    if name == "coordinator":
+        world.run_until(lambda: all(a.done or a.lost for a in answers), 30)
+    else:
+        ended(world, answers)
+    world.restart(name)
+    if name == "coordinator":
+        ended(world, answers)
+    world.settles()
+
+
+@pytest.mark.parametrize("name", NODES)
+@pytest.mark.parametrize("steps", STEPS)
+def test_a_restart_within_one_heartbeat(name: str, steps: int) -> None:
+    """The new process is there before the old one is missed."""
+    world, answers = begun(steps, steps, slots=2, lanes=2)
+    world.restart(name)
+    world.settles()
+    ended(world, answers)
+
+
+@pytest.mark.parametrize("name", NODES)
+@pytest.mark.parametrize("steps", STEPS)
+def test_freeze_and_thaw_at_any_time(name: str, steps: int) -> None:
+    """A false suspicion: the frozen node comes back and knows nothing of what was decided."""
+    world, answers = begun(steps, steps)
+    world.freeze(name)
+    world.run_for(10)
+    if name != "coordinator":
+        ended(world, answers)
+    world.thaw(name)
+    ended(world, answers)
+    world.settles()
+
+
+@pytest.mark.parametrize("name", NODES[1:])
+def test_a_worker_that_stands_still_is_noticed(name: str) -> None:
+    """Its loop answers heartbeats, but its work counter stands still while it is busy."""
+    world = World(topology(2))
+    world.hold_work(name)
+    answer = world.user.ask(prompt(0, 18), max_tokens=6)
+    asked = world.clock.now
+    world.run_until(lambda: answer.done, 30)
+    assert answer.outcome == ("decode_lost" if name == "decode" else "stage_lost")
+    assert name in answer.done[0].detail and "stalled" in answer.done[0].detail
+    assert world.clock.now - asked < 5 * world.topology.timeouts.suspect
+    late = world.user.ask(prompt(1, 18), max_tokens=6)
+    world.run_until(lambda: late.done, 5)
+    assert late.outcome == "unavailable" and name in late.done[0].detail
+    world.free_work(name)
+    world.settles()
+
+
+LINKS = (
+    ("coordinator", "prefill-0", "bulk"), ("coordinator", "prefill-0", "control"),
+    ("prefill-0", "prefill-1", "bulk"), ("prefill-1", "coordinator", "bulk"),
+    ("prefill-0", "decode", "bulk"), ("prefill-1", "decode", "bulk"),
+    ("prefill-0", "decode", "control"), ("coordinator", "decode", "control"),
+    ("decode", "coordinator", "control"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("link", LINKS, ids=lambda x: "-".join(x))
+@pytest.mark.parametrize("steps", range(0, 400, 27))
+def test_a_cut_link_between_living_nodes(link: tuple[str, str, str], steps: int) -> None:
+    """It re-establishes by itself; what crossed the cut ends by name."""
+    world, answers = begun(steps, steps)
+    world.cut(*link)
+    world.run_for(1.0)
+    world.heal(*link)
+    ended(world, answers)
+    world.settles()
+
+
+FRAMES = (
+    ("coordinator", "prefill-0", Prefill), ("prefill-0", "prefill-1", Prefill),
+    ("prefill-1", "coordinator", Reply), ("prefill-0", "decode", Kv), ("prefill-1", "decode", Kv),
+    ("prefill-0", "decode", End), ("decode", "coordinator", Token),
+    ("decode", "coordinator", Grant),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["drop", "duplicate", "swap"])
+@pytest.mark.parametrize("leg", FRAMES, ids=lambda leg: f"{leg[0]}-{leg[1]}-{leg[2].__name__}")
+@pytest.mark.parametrize("seed", range(3))
+def test_one_frame_lost_doubled_or_reordered(how: str, leg: tuple, seed: int) -> None:
+    """S3, S4: detected and named, never a wrong token."""
+    source, target, kind = leg
+    world = World(topology(2), seed)
+    tamper = world.tamper(source, target, how, lambda m: isinstance(m, kind))
+    answers = [world.user.ask(prompt(i, 18 + i), max_tokens=6) for i in range(3)]
+    ended(world, answers)
+    assert tamper.done
+    world.settles()
+    reasons = [e["reason"] for e in world.named("frame_refused")]
+    assert {"drop": "gap", "duplicate": "duplicate", "swap": "gap"}[how] in reasons
+
+
+def test_a_stages_error_fails_its_request_only() -> None:
+    """R21, S11."""
+    world = World(topology(2, source_slots=2, lanes=2))
+    engine = world.actor("prefill-1").engine
+    real, calls = engine.forward, []
+
+    def forward(row: int, start: int, x: object, progress: object) -> object:
+        calls.append(start)
+        if len(calls) == 3:
+            raise RuntimeError("out of memory")
+        return real(row, start, x, progress)
+
+    engine.forward = forward
+    answers = [world.user.ask(prompt(i, 18 + i), max_tokens=6) for i in range(3)]
+    ended(world, answers)
+    outcomes = sorted(a.outcome for a in answers)
+    assert outcomes == ["length", "length", "stage_error"]
+    failed = next(a for a in answers if a.outcome == "stage_error")
+    assert failed.done[0].detail == "prefill-1: RuntimeError: out of memory"
+    world.settles()
+
+
+def test_a_failed_import_fails_its_request_only() -> None:
+    world = World(topology(2))
+    engine = world.actor("decode").engine
+    real, failed = engine.import_slot, []
+
+    def import_slot(*args: object) -> int:
+        if not failed:
+            failed.append(1)
+            raise MemoryError("no room")
+        return real(*args)
+
+    engine.import_slot = import_slot
+    answers = [world.user.ask(prompt(i, 18 + i), max_tokens=6) for i in range(3)]
+    ended(world, answers)
+    assert [a.outcome for a in answers] == ["decode_error", "length", "length"]
+    world.settles()
+
+
+@pytest.mark.parametrize("steps", [0, 60, 150, 250, 380])
+def test_a_client_that_goes_away_is_a_cancel(steps: int) -> None:
+    world, answers = begun(steps, steps)
+    other = world.client()
+    survivor = other.ask(prompt(7, 20), max_tokens=6)
+    world.run_until(lambda: survivor.uid)
+    world.kill(world.user.name)
+    world.run_until(lambda: survivor.done)
+    right(survivor, prompt(7, 20), 6)
+    world.user = other
+    world.settles()
+
+
+@pytest.mark.parametrize("name", NODES)
+@pytest.mark.parametrize("steps", [0, 60, 150, 250, 380])
+def test_teardown_answers_everyone(name: str, steps: int) -> None:
+    """As by SIGTERM of one node, work in flight."""
+    world, answers = begun(steps, steps)
+    world.stop(name)
+    ended(world, answers)
+    if name == "coordinator":
+        assert {a.outcome for a in answers if a.done} <= {"shutting_down", "length"}
+    world.restart(name)
+    world.settles()
+
+
+def test_a_storm_of_cancels() -> None:
+    """I1: 1000 cancels at random times, 4 stages; no wrong token, nothing leaks."""
+    world = World(topology(4, source_slots=2, lanes=2), max_steps=10_000_000)
+    pick = world._random
+    live: list = []
+    for i in range(1000):
+        live.append((i, world.user.ask(prompt(i, 5 + i % 20), max_tokens=1 + i % 5)))
+        for _ in range(pick.randrange(120)):
+            world.step(world.clock.now + 60)
+        n, victim = live.pop(pick.randrange(len(live)))
+        world.run_until(lambda v=victim: v.uid or v.done)
+        world.user.cancel(victim)
+        world.run_until(lambda v=victim: v.done)
+        right_so_far(victim, prompt(n, 5 + n % 20), 1 + n % 5)
+    world.settles()

@@ -1,0 +1,131 @@
+"""The whole path over the toy model, whose answer is a hash chain over the KV that it imported."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.world import World, prompt, right, topology
+from zpd.requests import Sampling
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+@pytest.mark.parametrize("seed", range(5))
+def test_streams_answer_as_in_one_process(stages: int, seed: int) -> None:
+    """S3, S4, R14: prompts of length 1, chunk - 1, chunk, chunk + 1 and many chunks, together."""
+    world = World(topology(stages, lanes=2, source_slots=2), seed)
+    lengths = [1, 3, 4, 5, 8, 23, 40, 59]
+    answers = [world.user.ask(prompt(i, n), max_tokens=5) for i, n in enumerate(lengths)]
+    world.run_until(lambda: all(a.done for a in answers))
+    for i, (answer, n) in enumerate(zip(answers, lengths, strict=True)):
+        right(answer, prompt(i, n), 5)
+    world.run_until(world.idle)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 8, 16])
+def test_the_depth_changes_no_token(depth: int) -> None:
+    """S1, S3, S5: and the window is never exceeded, but used."""
+    world = World(topology(2, prefill_depth=depth), seed=depth)
+    answer = world.user.ask(prompt(1, 50), max_tokens=6)
+    world.run_until(lambda: answer.done)
+    right(answer, prompt(1, 50), 6)
+    outstanding = [e["outstanding"] for e in world.named("op_sent")]
+    assert max(outstanding) == min(depth, 13)
+
+
+@pytest.mark.parametrize(("slots", "lanes"), [(1, 1), (1, 3), (3, 1), (3, 2), (4, 4)])
+@pytest.mark.parametrize("seed", range(3))
+def test_any_number_of_slots_and_lanes(slots: int, lanes: int, seed: int) -> None:
+    world = World(topology(2, lanes=lanes, source_slots=slots), seed)
+    answers = [world.user.ask(prompt(i, 6 + i), max_tokens=4) for i in range(8)]
+    world.run_until(lambda: all(a.done for a in answers))
+    for i, answer in enumerate(answers):
+        right(answer, prompt(i, 6 + i), 4)
+    world.run_until(world.idle)
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 2])
+def test_max_tokens(max_tokens: int) -> None:
+    world = World(topology(2))
+    answer = world.user.ask(prompt(1, 9), max_tokens=max_tokens)
+    world.run_until(lambda: answer.done)
+    assert (answer.outcome, len(answer.ids)) == ("length", max_tokens)
+    assert answer.done[0].n_tokens == max_tokens and answer.done[0].n_prompt == 9
+
+
+def test_the_limit_and_one_more() -> None:
+    world = World(topology(2))
+    fits = world.user.ask(prompt(1, 60), max_tokens=4)
+    over = world.user.ask(prompt(2, 61), max_tokens=4)
+    world.run_until(lambda: fits.done and over.done)
+    right(fits, prompt(1, 60), 4)
+    assert over.outcome == "prompt_too_long"
+    assert "61 tokens + max_tokens 4 = 65" in over.done[0].detail and "64" in over.done[0].detail
+    assert not over.ids and world.named("attempt_reserved")[-1]["uid"] == fits.uid
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"prompt": []}, "empty"),
+        ({"prompt": [256]}, "token ids from 0 to 255"),
+        ({"prompt": [1], "sampling": Sampling(top_p=3.0)}, "top_p = 3.0"),
+        ({"prompt": [1], "stop": ("",)}, "stop"),
+        ({"prompt": [1], "timeout": -1.0}, "timeout = -1.0"),
+    ],
+)
+def test_a_bad_request_is_refused_before_anything_is_reserved(
+    asked: dict[str, object], says: str
+) -> None:
+    world = World(topology(2))
+    answer = world.user.ask(**asked)  # type: ignore[arg-type]
+    world.run_until(lambda: answer.done)
+    assert answer.outcome == "bad_request" and says in answer.done[0].detail
+    assert not world.named("attempt_reserved")
+    world.settles()
+
+
+def test_sampling_parameters_reach_the_one_sampler() -> None:
+    from nodes.engine.toy import toy_answer
+
+    world = World(topology(2))
+    sampling = Sampling(temperature=1.0, seed=7)
+    answer = world.user.ask(prompt(1, 9), max_tokens=8, sampling=sampling)
+    world.run_until(lambda: answer.done)
+    assert answer.ids == toy_answer(prompt(1, 9), 8, sampling)
+    assert answer.ids != toy_answer(prompt(1, 9), 8)
+
+
+def test_a_stop_id_ends_the_answer() -> None:
+    from nodes.engine.toy import toy_answer
+
+    whole = toy_answer(prompt(1, 9), 8)
+    world = World(topology(2))
+    answer = world.user.ask(prompt(1, 9), max_tokens=8, sampling=Sampling(stop_ids=(whole[3],)))
+    world.run_until(lambda: answer.done)
+    assert answer.outcome == "stop" and answer.ids == whole[: whole.index(whole[3]) + 1]
+    world.settles()
+
+
+def test_spans_sum_to_the_whole_time() -> None:
+    world = World(topology(2))
+    answer = world.user.ask(prompt(1, 30), max_tokens=4)
+    world.run_until(lambda: answer.done)
+    (record,) = world.named("request_done")
+    assert list(record["spans"]) == [
+        "tokenise", "queue", "reserve", "prefill", "transfer", "import", "first_token", "decode",
+    ]  # fmt: skip
+    assert min(record["spans"].values()) >= 0
+    before_first = sum(v for k, v in record["spans"].items() if k != "decode")
+    assert before_first == pytest.approx(record["ttft"])
+    assert sum(record["spans"].values()) == pytest.approx(record["e2e"])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_two_runs_of_a_seed_are_the_same_run(seed: int) -> None:
+    def run() -> list[str]:
+        world = World(topology(2), seed)
+        answer = world.user.ask(prompt(1, 30), max_tokens=4)
+        world.run_until(lambda: answer.done)
+        return world.trace
+
+    assert run() == run()

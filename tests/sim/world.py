@@ -1,0 +1,96 @@
+"""A simulated topology with the toy model, and what must be true of it whatever happened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nodes.coordinator import Coordinator
+from nodes.decode import DecodeNode
+from nodes.engine.toy import toy_answer
+from nodes.prefill import PrefillNode
+from zpd.actor import Actor, Context
+from zpd.errors import Outcome
+from zpd.testing.cluster import Cluster
+from zpd.testing.simclient import Answer, SimClient
+from zpd.topology import Model, Node, Timeouts, Topology
+
+ROLES = {"coordinator": Coordinator, "prefill": PrefillNode, "decode": DecodeNode}
+TIMES = Timeouts(
+    heartbeat=0.5, suspect=2.0, handshake=2.0, reserve=120.0, chunk=30.0, step=30.0, drain=10.0,
+    request=300.0, stop=2.0,
+)  # fmt: skip
+
+
+def topology(stages: int = 2, **changes: Any) -> Topology:
+    """``stages`` stages over the toy's eight layers, chunks of 4 tokens, room for 64."""
+    bounds = [round(i * 8 / stages) for i in range(stages + 1)]
+    nodes = (
+        Node("coordinator", "coordinator", "tcp://127.0.0.1:1"),
+        *(
+            Node(f"prefill-{i}", "prefill", f"tcp://127.0.0.1:{i + 2}", (bounds[i], bounds[i + 1]))
+            for i in range(stages)
+        ),
+        Node("decode", "decode", "tcp://127.0.0.1:99"),
+    )
+    defaults: dict[str, Any] = {"chunk": 4, "prefill_depth": 4, "timeouts": TIMES}
+    return Topology("sim", "sim.toml", Model("toy", 64), nodes, **(defaults | changes))
+
+
+def make(context: Context, topology: Topology, node: Node) -> Actor:
+    return ROLES[node.role](context, topology, node)
+
+
+class World(Cluster):
+    """A cluster that serves: started, its ring open."""
+
+    def __init__(self, topology: Topology, seed: int = 0, **kwargs: Any) -> None:
+        super().__init__(topology, make, seed=seed, **kwargs)
+        self.start()
+        self.until_ready()
+        self.user: SimClient = self.client()
+        self.run_until(lambda: self.status(self.user.name)["links"][0]["state"] == "open")
+
+    def until_ready(self) -> None:
+        self.run_until(lambda: self.actor("coordinator").ready()[0], 60)
+
+    def idle(self) -> bool:
+        """No request lives, no slot is held, no lane, no op outstanding; the owner is idle."""
+        coordinator, owner = self.actor("coordinator"), self.actor("decode")
+        stages = [self.actor(s.name) for s in self.topology.stages]
+        return (
+            not coordinator.clients
+            and not coordinator.scheduler.live
+            and len(coordinator.scheduler.window) == 0
+            and owner.status()["idle"]
+            and all(not s.queue and not s.ring.rows for s in stages)
+        )
+
+    def settles(self, limit: float = 60.0) -> None:
+        """After whatever happened: ready, idle, and the next answers are right."""
+        self.until_ready()
+        self.run_until(self.idle, limit)
+        answers = [self.user.ask(prompt(900 + i, 9), max_tokens=5) for i in range(3)]
+        self.run_until(lambda: all(a.done for a in answers), limit)
+        for i, answer in enumerate(answers):
+            right(answer, prompt(900 + i, 9), 5)
+        self.run_until(self.idle, limit)
+
+
+def prompt(n: int, length: int) -> list[int]:
+    """The n-th prompt: ``length`` bytes, no two prompts alike."""
+    return [(n * 37 + i * 11 + (n >> 3)) % 256 for i in range(length)]
+
+
+def right(answer: Answer, asked: list[int], n_tokens: int) -> None:
+    """It ended once, with exactly what one process would say."""
+    assert (answer.outcome, len(answer.done), answer.after_done) == (Outcome.LENGTH, 1, 0), answer
+    assert answer.ids == toy_answer(asked, n_tokens), answer.label
+
+
+def right_so_far(answer: Answer, asked: list[int], n_tokens: int) -> None:
+    """It ended once, by name, and no token before its end was wrong."""
+    assert (len(answer.done), answer.after_done) == (1, 0), answer
+    assert Outcome(answer.outcome)
+    if answer.outcome == Outcome.LENGTH:
+        right(answer, asked, n_tokens)
+    assert answer.ids == toy_answer(asked, n_tokens)[: len(answer.ids)], answer.label

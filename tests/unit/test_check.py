@@ -1,0 +1,188 @@
+"""``zpd check``: what can be known before anything loads, said by file and key."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodes.models.spec import read_spec
+from tools.check import check, host_memory
+from tools.cli import main
+from tools.plan import Need, layer_params, need, queues
+from zpd.config import load
+from zpd.errors import ConfigError
+from zpd.layers import TOY_LAYERS
+
+ROOT = Path(__file__).resolve().parents[2]
+TOY = ROOT / "configs" / "toy-2stage.toml"
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
+
+CONFIG = """
+[topology]
+name = "t"
+[model]
+name = "{model}"
+max_tokens = {max_tokens}
+[prefill]
+chunk = 16
+[decode]
+lanes = 2
+source_slots = 3
+[[node]]
+name = "c"
+role = "coordinator"
+address = "tcp://127.0.0.1:1"
+[[node]]
+name = "a"
+role = "prefill"
+address = "tcp://127.0.0.1:2"
+[[node]]
+name = "b"
+role = "prefill"
+address = "tcp://127.0.0.1:3"
+dtype = "bfloat16"
+[[node]]
+name = "d"
+role = "decode"
+address = "tcp://127.0.0.1:4"
+"""
+
+
+@pytest.fixture(autouse=True)
+def zpd_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ZPD_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def put(tmp_path: Path, max_tokens: int = 100, **changed: Any) -> Path:
+    """A local model directory without weights' bytes, and a topology that names it."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(LLAMA | changed))
+    for name in ("tokenizer.json", "model.safetensors"):
+        (model / name).write_text("{}")
+    file = tmp_path / "t.toml"
+    file.write_text(CONFIG.format(model=model, max_tokens=max_tokens))
+    return file
+
+
+def test_toy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(TOY)]) == 0
+    out = capsys.readouterr().out
+    for part in ("stage-0", "tcp://127.0.0.1:47023", "[4, 8)", "10 messages on a ring link"):
+        assert part in out
+    assert TOY_LAYERS == 8
+
+
+def test_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(put(tmp_path))]) == 0
+    assert "[2, 3)" in capsys.readouterr().out
+
+
+def test_needs(tmp_path: Path) -> None:
+    topology = load(put(tmp_path))
+    spec = read_spec(tmp_path / "model")
+    # q and o: 8 x 8; k and v: 8 x 4; gate, up, down: 8 x 16; two norms of 8
+    assert layer_params(spec) == 2 * 64 + 2 * 32 + 3 * 128 + 16
+    layer, row = layer_params(spec), 2 * 2 * 2 * 100  # k and v, heads, head_dim, tokens
+    assert need(topology, topology.coordinator, spec) == Need()
+    assert need(topology, topology.node("a"), spec) == Need(4 * (2 * layer + 800), 4 * 3 * row * 2)
+    assert need(topology, topology.node("b"), spec) == Need(2 * layer, 2 * 3 * row)
+    everything = Need(4 * (3 * layer + 800 + 8), 4 * 5 * row * 3)
+    assert need(topology, topology.decode, spec) == everything
+    assert queues(topology).ring == 8 + 3 + 1
+    assert queues(topology).kv == 3 * (7 + 1) + 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "parts"),
+    [
+        ({"max_tokens": 4097}, ("[model] max_tokens = 4097", "at most 4096")),
+        ({"architectures": ["Other"]}, ("[model] name", "architectures", "LlamaForCausalLM")),
+        ({"strange_key": 1}, ("[model] name", "strange_key")),
+        ({"vocab_size": 2**31 - 1, "hidden_size": 2**24}, ("need about", "MiB for weights and KV")),
+    ],
+)
+def test_problems(changed: dict[str, Any], parts: tuple[str, ...], tmp_path: Path) -> None:
+    topology = load(put(tmp_path, **changed))
+    with pytest.raises(ConfigError) as e:
+        check(topology)
+    (line,) = str(e.value).splitlines()
+    assert line.startswith(f"{tmp_path}/t.toml: ")
+    assert all(p in line for p in parts), line
+
+
+def test_no_tokenizer(tmp_path: Path) -> None:
+    topology = load(put(tmp_path))
+    (tmp_path / "model" / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
+        check(topology)
+
+
+def test_every_problem_on_a_line_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "t.toml"
+    file.write_text(CONFIG.format(model="no-such-model", max_tokens=0))
+    assert main(["check", str(file)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "[model] max_tokens = 0" in err.splitlines()[0]
+    assert "run `zpd models pull no-such-model`" in err.splitlines()[1]
+
+
+def test_host_memory(tmp_path: Path) -> None:
+    machine = host_memory(tmp_path / "missing")
+    limit = tmp_path / "memory.max"
+    limit.write_text("max\n")
+    assert host_memory(limit) == machine
+    limit.write_text("4096\n")
+    assert host_memory(limit) == 4096
+
+
+def test_neither_torch_nor_sockets_are_imported() -> None:
+    code = (
+        "import sys; from tools.cli import main; "
+        f"code = main(['check', {str(TOY)!r}]); "
+        "sys.exit(code or sorted({'torch', 'zmq', 'transformers'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["nodes", "tools"])
+def test_a_foreign_package_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("")
+    code = (
+        f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]; "
+        "from zpd.__main__ import main; sys.exit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"zpd: package {name} on sys.path: {tmp_path}/{name} comes first")
+
+
+def test_our_own_packages_are_fine() -> None:
+    command = [sys.executable, "-m", "zpd", "check", str(TOY)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,131 @@
+"""Room 8: one request's messages, from the client's side, until its one terminal answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tools.interrupts import Interrupts
+from zpd.errors import Outcome, RemoteError
+from zpd.messages import Accepted, Cancel, Delta, Done, Message
+from zpd.wire import Blob
+
+TICK = 0.1  # seconds between two looks at the interrupts while nothing arrives
+CANCEL_BUDGET = 3.0  # seconds that a cancelled request's terminal answer is waited for
+
+
+class Link(Protocol):
+    """What this needs of ``zpd.client.Client``."""
+
+    def send(self, message: Message) -> None: ...
+
+    def receive(self, timeout: float) -> tuple[Message, tuple[Blob, ...]] | None: ...
+
+
+@dataclass
+class Answer:
+    """What came back. ``token_ids`` may be short of ``n_tokens`` where the link broke."""
+
+    outcome: Outcome
+    detail: str = ""
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    n_prompt: int = 0
+    n_tokens: int = 0
+    spans: Mapping[str, float] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """One object; ``finish_reason`` is "error" where the request failed, and ``error`` says
+        how."""
+        out: dict[str, Any] = {
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "finish_reason": self.outcome.value if self.outcome.ok else "error",
+            "usage": {
+                "prompt_tokens": self.n_prompt,
+                "completion_tokens": self.n_tokens,
+                "total_tokens": self.n_prompt + self.n_tokens,
+            },
+            "spans": dict(self.spans),
+        }
+        if not self.outcome.ok:
+            out["error"] = {"outcome": self.outcome.value, "detail": self.detail}
+        return out
+
+
+def failed(outcome: Outcome, detail: str) -> Answer:
+    """The answer to a request that never got to the coordinator."""
+    return Answer(outcome, detail)
+
+
+def receive(
+    link: Link,
+    interrupts: Interrupts,
+    budget: float,
+    show: Callable[[str], None],
+    now: Callable[[], float] = time.monotonic,
+) -> Answer:
+    """Read one request's messages until Done, showing text as it comes.
+
+    Always ends: the coordinator answers within ``budget`` seconds, or it is given up as lost. An
+    interrupt, or a reader who went away, cancels the request at the coordinator.
+    """
+    answer = Answer(Outcome.COORDINATOR_LOST)
+    uid = ""
+    deadline = now() + budget
+    cancelled = sent = False
+    while True:
+        if interrupts.asked and not cancelled:
+            cancelled = True
+            deadline = min(deadline, now() + CANCEL_BUDGET)
+        if cancelled and uid and not sent:
+            link.send(Cancel(uid))
+            sent = True
+        left = deadline - now()
+        if left <= 0:
+            if cancelled:
+                answer.outcome = Outcome.CANCELLED
+            answer.detail = f"no answer within {budget:g} s"
+            return answer
+        try:
+            got = link.receive(min(left, TICK))
+        except RemoteError as e:
+            if cancelled:
+                answer.outcome = Outcome.CANCELLED
+            answer.detail = str(e)
+            return answer
+        match got and got[0]:
+            case Accepted(uid=uid, n_prompt=n):
+                answer.n_prompt = n
+            case Delta(text=text, ids=ids):
+                answer.text += text
+                answer.token_ids += ids
+                answer.n_tokens = len(answer.token_ids)
+                if not cancelled:
+                    try:
+                        show(text)
+                    except BrokenPipeError:
+                        cancelled = True
+                        deadline = min(deadline, now() + CANCEL_BUDGET)
+            case Done() as done:
+                answer.outcome, answer.detail = _outcome(done.outcome), done.detail
+                answer.n_prompt, answer.n_tokens = done.n_prompt, done.n_tokens
+                answer.spans = done.spans
+                return answer
+
+
+def _outcome(word: str) -> Outcome:
+    try:
+        return Outcome(word)
+    except ValueError:
+        raise RemoteError("outcome", f"{word!r} is none that this zpd knows") from None
+
+
+def where_time_went(answer: Answer) -> str:
+    """One line: each span in seconds, then the rate after the first token."""
+    parts = [f"{name.replace('_', ' ')} {seconds:.3f} s" for name, seconds in answer.spans.items()]
+    decode, rest = answer.spans.get("decode", 0.0), answer.n_tokens - 1
+    rate = f"{rest / decode:.1f} tokens/s" if decode > 0 and rest > 0 else "one token at most"
+    return f"{', '.join(parts)}; {answer.n_prompt} + {answer.n_tokens} tokens, {rate}"

@@ -1,0 +1,189 @@
+"""``zpd ask``, room 1: one prompt to a running topology, or to one started for the question.
+
+The answer streams to stdout; what else there is to say goes to stderr, last of all one line that
+says where the time went.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from tools.answer import Answer, failed, receive, where_time_went
+from tools.bring_up import NotReady, until_ready
+from tools.interrupts import Interrupts
+from tools.launch import Running, make_run_dir
+from tools.rows import Board, Row
+from tools.watch import Watch
+from zpd.client import Client
+from zpd.config import load
+from zpd.errors import OUTCOMES, Outcome, RemoteError, UserError
+from zpd.messages import Ask
+from zpd.requests import Sampling
+from zpd.topology import Topology
+from zpd.wire import Blob
+
+MAX_TOKENS = 256
+MARGIN = 5.0  # seconds that the coordinator's own answer to a passed deadline may take to get here
+NUMBERS = {
+    "temperature": "0: always the likeliest token",
+    "top_k": "draw from the K likeliest; 0: off",
+    "top_p": "draw from the likeliest that reach P together; 1: off",
+    "min_p": "draw from those at least P times as likely as the likeliest; 0: off",
+    "repetition_penalty": "over prompt and answer; 1: off",
+    "presence_penalty": "over the answer; 0: off",
+    "frequency_penalty": "over the answer; 0: off",
+    "seed": "equal seeds give equal draws",
+}
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser("ask", help="ask a topology one question")
+    add = parser.add_argument
+    add("prompt", metavar="PROMPT", help="the question; - reads it from stdin")
+    add("--config", required=True, type=Path, metavar="FILE", help="the topology file")
+    add("--up", action="store_true", help="start the topology for this question, then stop it")
+    add(
+        "--max-tokens",
+        type=int,
+        default=MAX_TOKENS,
+        metavar="N",
+        help="of the answer (%(default)s)",
+    )
+    for f in fields(Sampling):
+        if f.name in NUMBERS:
+            flag = "--" + f.name.replace("_", "-")
+            text = f"{NUMBERS[f.name]} (%(default)s)"
+            add(flag, type=type(f.default), default=f.default, metavar="X", help=text)
+    add(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end before this text; repeatable",
+    )
+    add("--raw", action="store_true", help="the prompt as it is, without the model's chat template")
+    add("--json", action="store_true", help="print one JSON object and nothing else on stdout")
+    add("--timeout", type=float, default=0.0, metavar="S", help="seconds for it all (the config's)")
+    add("--run-dir", type=Path, metavar="DIR", help="with --up: where logs go (a fresh directory)")
+    add("--ready-timeout", type=float, default=120.0, metavar="S", help="with --up (%(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        topology = load(args.config)
+        question, blob = _question(args)
+        with Interrupts() as interrupts:
+            if args.up:
+                answer = _ask_up(args, topology, question, blob, interrupts)
+            else:
+                answer = _ask(args, topology, question, blob, interrupts)
+    except UserError as e:
+        if args.json:
+            _print_json(failed(Outcome.BAD_REQUEST, str(e)))
+        raise
+    if args.json:
+        _print_json(answer)
+    if interrupts.asked:
+        return interrupts.exit_code
+    if answer.outcome.ok:
+        print(where_time_went(answer), file=sys.stderr)
+    else:
+        print(f"zpd ask: {answer.outcome}: {answer.detail}", file=sys.stderr)
+    return OUTCOMES[answer.outcome].exit_code
+
+
+def _question(args: argparse.Namespace) -> tuple[Ask, Blob]:
+    """Raises UserError naming the first value that is not allowed."""
+    sampling = Sampling(**{name: getattr(args, name) for name in NUMBERS})
+    sampling.check()
+    if args.max_tokens < 0:
+        raise UserError(f"--max-tokens {args.max_tokens}: must not be negative")
+    for flag, seconds in (("--timeout", args.timeout), ("--ready-timeout", args.ready_timeout)):
+        if not 0 <= seconds <= 86400:
+            raise UserError(f"{flag} {seconds}: must be seconds from 0 to 86400")
+    prompt = _stdin() if args.prompt == "-" else args.prompt
+    text = prompt if args.raw else json.dumps([{"role": "user", "content": prompt}])
+    kind = "raw" if args.raw else "chat"
+    label = f"ask-{os.getpid()}"
+    question = Ask(label, kind, args.max_tokens, sampling, tuple(args.stop), args.timeout)
+    return question, Blob.text(text)
+
+
+def _stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as e:
+        raise UserError(f"PROMPT -: stdin is not UTF-8 text (byte {e.start})") from None
+
+
+def _ask_up(
+    args: argparse.Namespace,
+    topology: Topology,
+    question: Ask,
+    blob: Blob,
+    interrupts: Interrupts,
+) -> Answer:
+    with Running(topology, make_run_dir(topology, args.run_dir)) as running:
+        running.start()
+        with Watch(topology) as watch:
+            try:
+                board = Board(topology)
+                until_ready(running, watch, board, args.ready_timeout, interrupts, _say)
+            except NotReady as e:
+                return failed(Outcome.UNAVAILABLE, str(e))
+        if interrupts.asked:
+            return failed(Outcome.CANCELLED, "stopped before it was asked")
+        return _ask(args, topology, question, blob, interrupts)
+
+
+def _ask(
+    args: argparse.Namespace,
+    topology: Topology,
+    question: Ask,
+    blob: Blob,
+    interrupts: Interrupts,
+) -> Answer:
+    where = topology.coordinator.address
+    budget = (args.timeout or topology.timeouts.request) + MARGIN
+    show = _nothing if args.json else _stream
+    try:
+        with Client(where, timeouts=topology.timeouts) as client:
+            client.send(question, (blob,))
+            answer = receive(client, interrupts, budget, show)
+    except RemoteError as e:
+        hint = "" if args.up else f" (start it with `zpd up {args.config}`, or add --up)"
+        return failed(Outcome.UNAVAILABLE, f"coordinator at {where}: {e}{hint}")
+    if answer.text and not answer.text.endswith("\n"):
+        with contextlib.suppress(BrokenPipeError):
+            show("\n")
+    return answer
+
+
+def _say(rows: Sequence[Row], changed: Sequence[Row]) -> None:
+    for row in changed:
+        print(row, file=sys.stderr, flush=True)
+
+
+def _nothing(text: str) -> None:
+    pass
+
+
+def _stream(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is still buffered has no reader either; the interpreter flushes it at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
+
+
+def _print_json(answer: Answer) -> None:
+    print(json.dumps(answer.as_json(), ensure_ascii=False), flush=True)

@@ -1,0 +1,91 @@
+"""What a topology will need, computed before anything loads: memory of each node, queue lengths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nodes.models.spec import ModelSpec
+from zpd.topology import Node, Topology
+
+ITEM_SIZE = {"float32": 4, "bfloat16": 2}
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that a node holds for as long as it lives; its interpreter comes on top."""
+
+    weights: int = 0
+    kv: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv
+
+
+def need(topology: Topology, node: Node, spec: ModelSpec) -> Need:
+    """The coordinator holds nothing; a stage its layers, and one KV row for each source slot; the
+    decode node everything, with room for source slots and lanes."""
+    if node.role == "coordinator":
+        return Need()
+    first, last = node.layers
+    item = ITEM_SIZE[node.dtype]
+    params = (last - first) * layer_params(spec)
+    embedding = spec.vocab_size * spec.hidden_size
+    rows = topology.source_slots
+    if node.role == "decode":
+        params += embedding * (1 if spec.tied_head else 2) + spec.hidden_size
+        rows += topology.lanes
+    elif node == topology.stages[0]:
+        params += embedding
+    tokens = rows * topology.model.max_tokens
+    return Need(params * item, spec.kv_bytes(tokens, last - first, item))
+
+
+def layer_params(spec: ModelSpec) -> int:
+    """Numbers in one layer: attention (q, k, v, o), the gated MLP and two norms."""
+    attention = 2 * spec.hidden_size * spec.head_dim * (spec.heads + spec.kv_heads)
+    return attention + 3 * spec.hidden_size * spec.intermediate_size + 2 * spec.hidden_size
+
+
+@dataclass(frozen=True)
+class Queues:
+    """The most messages that can wait on one bulk link; a queue with this much room never fills."""
+
+    ring: int
+    kv: int
+
+
+def queues(topology: Topology) -> Queues:
+    """Ring: the window's ops, a CLOSE for each source slot, one OPEN. KV: the chunks and the END of
+    each slot, one OPENED."""
+    chunks = -(-topology.model.max_tokens // topology.chunk)
+    slots = topology.source_slots
+    return Queues(topology.prefill_depth + slots + 1, slots * (chunks + 1) + 1)
+
+
+def table(topology: Topology, spec: ModelSpec | None) -> str:
+    """The plan for people. ``spec`` is None for the toy model, which needs next to nothing."""
+    rows = [("node", "role", "layers", "address", "threads", "device", "dtype", "weights", "KV")]
+    for n in topology.nodes:
+        has = need(topology, n, spec) if spec else Need()
+        layers = "-" if n.role == "coordinator" else f"[{n.layers[0]}, {n.layers[1]})"
+        sizes = (_mib(has.weights), _mib(has.kv))
+        rows.append((n.name, n.role, layers, n.address, str(n.threads), n.device, n.dtype, *sizes))
+    widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(w) for cell, w in zip(r, widths, strict=True)).rstrip() for r in rows
+    ]
+    q, m = queues(topology), topology.model
+    lines += [
+        "",
+        f"model {m.name}, {m.layers} layers; a slot holds {m.max_tokens} tokens in chunks of "
+        f"{topology.chunk}; {topology.source_slots} source slot(s), {topology.lanes} lane(s)",
+        f"window: {topology.prefill_depth} ops or {_mib(topology.prefill_bytes)}; "
+        f"longest queues: {q.ring} messages on a ring link, {q.kv} on a KV link",
+    ]
+    return "\n".join(lines)
+
+
+def _mib(size: int) -> str:
+    return f"{size / MIB:.1f} MiB" if size else "-"

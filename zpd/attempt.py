@@ -1,0 +1,91 @@
+"""Pure. Room 2: one live attempt at the coordinator: where it stands, and where its time went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from zpd.ids import Attempt, Use
+from zpd.requests import Sampling
+
+
+class Phase(StrEnum):
+    """The gate at which an attempt waits."""
+
+    RESERVE = "reserve"  # for a source slot
+    PREFILL = "prefill"  # for window credit, or for the ring's replies
+    IMPORT = "import"  # for its first token: KV in flight, import, sampling
+    DECODE = "decode"  # for its next token
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client asks for, tokenised. ``asked`` and ``tokenised``: seconds on our clock."""
+
+    uid: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    sampling: Sampling
+    eos_ids: tuple[int, ...]
+    asked: float
+    tokenised: float
+    deadline: float
+
+
+@dataclass
+class Live:
+    """One attempt from RESERVE to its end. Times are seconds on the coordinator's clock."""
+
+    request: Request
+    att: Attempt
+    reserved: float
+    phase: Phase = Phase.RESERVE
+    use: Use | None = None
+    sent: int = 0  # prompt tokens [0, sent) went out in ops
+    closed: bool = False  # CLOSE went out behind them
+    n_tokens: int = 0
+    waited: float = 0.0  # in the owner's queue, by the owner's clock
+    progress: float = 0.0  # the last sign of life: grant, reply or token
+    granted: float | None = None
+    replied: float | None = None  # the last chunk's reply
+    first: float | None = None  # the first token
+    ended: float = 0.0
+    remote: dict[str, float] = field(default_factory=dict)  # the owner's, since the grant
+
+    @property
+    def n_prompt(self) -> int:
+        return len(self.request.prompt)
+
+    def spans(self, now: float) -> dict[str, float]:
+        """Seconds spent in each part of the path so far; they do not overlap, and up to the first
+        token they sum to the time since ``asked``.
+
+        The owner's times count from its grant and are placed on our clock at the grant's arrival;
+        a trip of the grant later than true, so each is clamped between its neighbours.
+        """
+        marks = [("tokenise", self.request.tokenised)]
+        if self.granted is not None:
+            queue = min(self.waited, self.granted - self.reserved)
+            marks.append(("queue", self.request.tokenised + queue))
+            marks.append(("reserve", self.granted))
+            first = now if self.first is None else self.first
+            if self.replied is not None or self.first is not None:
+                replied = first if self.replied is None else min(self.replied, first)
+                marks.append(("prefill", replied))
+            if self.first is not None:
+                for name, key in (("transfer", "kv"), ("import", "import_end")):
+                    at = self.granted + self.remote.get(key, 0.0)
+                    marks.append((name, min(max(at, marks[-1][1]), first)))
+                marks.append(("first_token", first))
+                marks.append(("decode", now))
+        elif now > self.request.tokenised:
+            marks.append(("queue", now))
+        found, before = {}, self.request.asked
+        for name, at in marks:
+            found[name] = at - before
+            before = at
+        return found
+
+    @property
+    def ttft(self) -> float | None:
+        return None if self.first is None else self.first - self.request.asked

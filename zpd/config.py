@@ -1,0 +1,220 @@
+"""IO. A topology file (TOML) -> ``zpd.topology.Topology``, with every problem said at once.
+
+What needs the model's weights or this host's memory is checked by ``zpd check``; everything here
+holds on any machine that has the model's config.json.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from zpd import address
+from zpd.configkeys import (
+    Key,
+    Problems,
+    flag,
+    matching,
+    one_of,
+    read_table,
+    seconds,
+    suggest,
+    text,
+    whole,
+)
+from zpd.errors import ConfigError
+from zpd.layers import MAX_LAYERS, layer_count, split
+from zpd.topology import ROLES, Model, Node, Timeouts, Topology
+
+MAX_FILE = 2**20  # bytes; a file longer than this is no topology
+LEVELS = ("debug", "info", "warning", "error")
+DTYPES = ("float32", "bfloat16")
+
+NAME = matching("[a-z0-9-]{1,32}", "must be 1 to 32 of a-z, 0-9 and -")
+DEVICE = matching(r"cpu|cuda(:[0-9]{1,3})?", "must be cpu, cuda or cuda:N")
+
+
+def _address(value: Any) -> str:
+    if type(value) is not str:
+        raise ValueError(address.ALLOWED)
+    address.parse(value)
+    return value
+
+
+def _layers(value: Any) -> tuple[int, int]:
+    match value:
+        case [int(a), int(b)] if type(a) is type(b) is int and 0 <= a < b <= MAX_LAYERS:
+            return a, b
+    raise ValueError("must be [a, b]: layers a up to but not b, 0 <= a < b")
+
+
+SECTIONS: dict[str, dict[str, Key]] = {
+    "topology": {
+        "name": Key(NAME),
+        "run_dir": Key(text, Topology.run_dir),
+        "log_level": Key(one_of(*LEVELS), Topology.log_level),
+        "expose": Key(flag, Topology.expose),
+    },
+    "model": {
+        "name": Key(text),
+        "dtype": Key(one_of(*DTYPES), Node.dtype),
+        "max_tokens": Key(whole(2, 2**24), Model.max_tokens),
+        "layers": Key(whole(1, MAX_LAYERS), 0),
+    },
+    "prefill": {
+        "chunk": Key(whole(1, 2**20), Topology.chunk),
+        "depth": Key(whole(1, 1024), Topology.prefill_depth),
+        "bytes": Key(whole(1, 2**40), Topology.prefill_bytes),
+    },
+    "decode": {
+        "lanes": Key(whole(1, 1024), Topology.lanes),
+        "source_slots": Key(whole(1, 1024), Topology.source_slots),
+    },
+    "queue": {"max": Key(whole(1, 10**6), Topology.max_queue)},
+    "timeouts": {
+        name: Key(seconds(0.01, 86400), getattr(Timeouts, name))
+        for name in Timeouts.__dataclass_fields__
+    },
+}
+NODE: dict[str, Key] = {
+    "name": Key(NAME),
+    "role": Key(one_of(*ROLES)),
+    "address": Key(_address),
+    "layers": Key(_layers, None),
+    "threads": Key(whole(1, 1024), Node.threads),
+    "device": Key(DEVICE, Node.device),
+    "dtype": Key(one_of(*DTYPES), None),
+}
+
+
+def load(path: str | Path) -> Topology:
+    """Read and check one topology file. Raises ConfigError, one line for each problem."""
+    problems = Problems(str(path))
+    try:
+        with Path(path).open("rb") as f:
+            raw = f.read(MAX_FILE + 1)
+        if len(raw) > MAX_FILE:
+            raise ConfigError(f"{path}: too long for a topology file: at most {MAX_FILE} bytes")
+        data = tomllib.loads(raw.decode("utf-8"))
+    except OSError as e:
+        raise ConfigError(f"{path}: cannot be read: {e.strerror}") from None
+    except UnicodeDecodeError as e:
+        raise ConfigError(f"{path}: is not UTF-8 text (byte {e.start})") from None
+    except (ValueError, RecursionError) as e:
+        raise ConfigError(f"{path}: is not TOML: {str(e) or 'too deep'}") from None
+    return parse(data, problems)
+
+
+def parse(data: Mapping[str, Any], problems: Problems) -> Topology:
+    """The topology that ``data``, a parsed TOML file, describes. Raises ConfigError."""
+    sections = dict(_sections(problems, data))
+    nodes = _nodes(problems, data.get("node"))
+    _check_numbers(problems, sections)
+    _check_nodes(problems, nodes, sections["topology"].get("expose", True))
+    count = layer_count(problems, sections["model"])
+    layers = split(problems, nodes, count)
+    if problems.lines:
+        raise ConfigError("\n".join(problems.lines))
+
+    s = sections
+    return Topology(
+        name=s["topology"]["name"],
+        file=problems.file,
+        model=Model(s["model"]["name"], s["model"]["max_tokens"], count),
+        nodes=tuple(
+            Node(
+                name=n["name"],
+                role=n["role"],
+                address=n["address"],
+                layers=layers[i],
+                threads=n["threads"],
+                device=n["device"],
+                dtype=n["dtype"] or s["model"]["dtype"],
+            )
+            for i, n in enumerate(nodes)
+        ),
+        chunk=s["prefill"]["chunk"],
+        prefill_depth=s["prefill"]["depth"],
+        prefill_bytes=s["prefill"]["bytes"],
+        lanes=s["decode"]["lanes"],
+        source_slots=s["decode"]["source_slots"],
+        max_queue=s["queue"]["max"],
+        run_dir=s["topology"]["run_dir"],
+        log_level=s["topology"]["log_level"],
+        expose=s["topology"]["expose"],
+        timeouts=Timeouts(**s["timeouts"]),
+    )
+
+
+def _sections(problems: Problems, data: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    known = [*SECTIONS, "node"]
+    for name in data:
+        if name not in known:
+            problems.add(f"[{name}]", f"unknown table, {suggest(name, known)}")
+    for name, keys in SECTIONS.items():
+        table = data.get(name, {})
+        if not isinstance(table, dict):
+            problems.add(name, f"must be a table: [{name}]", table)
+            table, keys = {}, {}
+        yield name, read_table(problems, f"[{name}] ", table, keys)
+
+
+def _nodes(problems: Problems, tables: Any) -> list[dict[str, Any]]:
+    if tables is None:
+        problems.add("node", "is missing: each node is a table [[node]]")
+        return []
+    if not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
+        problems.add("node", "must be tables [[node]], with two brackets", tables)
+        return []
+    return [read_table(problems, f"node[{i}].", t, NODE) for i, t in enumerate(tables)]
+
+
+def _check_numbers(problems: Problems, sections: Mapping[str, Mapping[str, Any]]) -> None:
+    """Values that must fit each other; skipped where one of them is wrong by itself."""
+
+    def need(small: tuple[str, str], big: tuple[str, str], why: str, times: int = 1) -> None:
+        a, b = sections[small[0]].get(small[1]), sections[big[0]].get(big[1])
+        if a is not None and b is not None and a * times > b:
+            factor = f"{times} x " if times > 1 else ""
+            least = f"{factor}[{small[0]}] {small[1]} = {a * times:g}"
+            problems.add(f"[{big[0]}] {big[1]}", f"must be at least {least}: {why}", b)
+
+    need(("prefill", "chunk"), ("model", "max_tokens"), "a chunk must fit a slot")
+    need(("prefill", "chunk"), ("prefill", "bytes"), "one op's token ids must fit the window", 4)
+    t = "timeouts"
+    need((t, "heartbeat"), (t, "suspect"), "one late heartbeat is no reason to suspect", 3)
+    for wait in ("chunk", "step"):
+        need((t, "suspect"), (t, wait), "a dead node is named before its work is overdue")
+    for part in ("reserve", "chunk", "step"):
+        need((t, part), (t, "request"), "a request's whole life holds each of its waits")
+
+
+def _check_nodes(problems: Problems, nodes: list[dict[str, Any]], expose: bool) -> None:
+    seen: dict[tuple[str, object], int] = {}
+    for i, n in enumerate(nodes):
+        where = n.get("address") and address.parse(n["address"])
+        if where and not address.is_loopback(where[0]) and not expose:
+            text = (
+                "other machines can connect to this host, and links are plain text: "
+                "say expose = true under [topology], or use 127.0.0.1"
+            )
+            problems.add(f"node[{i}].address", text, n["address"])
+        if where and where[0] == "localhost":
+            where = ("127.0.0.1", where[1])
+        for key, value in (("name", n.get("name")), ("address", where)):
+            first = seen.setdefault((key, value), i)
+            if value and first != i:
+                problems.add(f"node[{i}].{key}", f"is node[{first}]'s already", n[key])
+        if n.get("layers") and n.get("role") in ("coordinator", "decode"):
+            text = f"only prefill nodes have this key (this one's role is {n['role']})"
+            problems.add(f"node[{i}].layers", text, list(n["layers"]))
+    if not nodes or any("role" not in n for n in nodes):
+        return
+    for role in ROLES:
+        has = [f"node[{i}]" for i, n in enumerate(nodes) if n["role"] == role]
+        if len(has) != 1 and (role != "prefill" or not has):
+            many = "at least one" if role == "prefill" else "exactly one"
+            text = f"{many} node must have role {role}, but {', '.join(has) or 'none'} has"
+            problems.add("node", text)

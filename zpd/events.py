@@ -1,0 +1,199 @@
+"""Pure. Every event that a node may log: its level, its fields, what it means.
+
+``docs/events.md`` is made from this table. A record also carries the fields of ``HEAD``, which no
+row may name. Ids in fields: ``att``, ``use`` and ``term`` as in ``zpd.ids``, written as text;
+``session`` and ``seq`` as on the wire; ``uid`` is the coordinator's own name for a request. All
+times in fields are seconds, all sizes bytes, ranges are half-open token positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from zpd.errors import ZpdBug
+
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+
+HEAD: dict[str, str] = {
+    "time": "wall time, ISO 8601, UTC, microseconds",
+    "mono": "the process's monotonic clock, seconds",
+    "node": "the node that wrote the record",
+    "incarnation": "its process life",
+    "level": "debug, info, warning or error",
+    "event": "the event's name",
+}
+
+
+@dataclass(frozen=True)
+class Event:
+    """One row. ``room``: where it happens (see the README), or "node" for the node as a whole."""
+
+    name: str
+    level: str
+    room: str
+    fields: Mapping[str, str]  # name -> meaning
+    meaning: str
+
+    @cached_property
+    def rank(self) -> int:
+        return LEVELS[self.level]
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        return frozenset(self.fields)
+
+
+_PEER = {"peer": "the other node", "peer_incarnation": "its process life; 0 while unknown"}
+_LINK = {"peer": "the other node", "link": "control or bulk", "session": "number of the session"}
+_REASON = {"reason": "why, one word", "detail": "more of why; may be empty"}
+_ATT = {"att": "the attempt"}
+_USE = {"use": "the use of a source slot"}
+_RANGE = {"start": "first position of the chunk", "stop": "its end"}
+_OP = _ATT | _USE | {"seq": "number of the op in its term"} | _RANGE
+
+_ROWS = (
+    Event(
+        "node_started", "info", "node",
+        {
+            "role": "coordinator, prefill or decode",
+            "pid": "of the process",
+            "address": "where its mailbox is bound",
+            "topology": "name of the topology",
+            "file": "the topology file",
+            "fingerprint": "of the topology; nodes that talk must agree",
+        },
+        "The process holds its name and serves its mailbox; its model may still load.",
+    ),
+    Event("node_ready", "info", "node", {}, "Its model is loaded: the node can do its work."),
+    Event("node_stopping", "info", "node", {"why": "who or what asked for it"},
+          "The node answers everyone who waits and takes no new work."),
+    Event("node_stopped", "info", "node", {}, "The last record of a clean end."),
+    Event("node_failed", "error", "node", {"error": "what was raised", "where": "file and line"},
+          "A bug or a broken model: the process ends with a non-zero code."),
+    Event("peer_up", "info", "corridor", _PEER, "A peer answers."),
+    Event("peer_down", "warning", "corridor", _PEER | {"reason": "why"},
+          "No control session with the peer is alive, or it makes no progress: it is suspect."),
+    Event("link_up", "info", "corridor", _LINK, "A session that this node dialled is open."),
+    Event("link_down", "warning", "corridor", _LINK | {"reason": "why"},
+          "A session that this node dialled ended; what was in flight may be lost."),
+    Event("session_refused", "warning", "corridor",
+          {"peer": "who dialled or was dialled", "link": "control or bulk", **_REASON},
+          "A session was not opened, or was ended by the other side."),
+    Event("frame_refused", "warning", "corridor",
+          {"peer": "who sent it", "link": "control, bulk or empty", **_REASON},
+          "A frame broke the wire's rules or came too late; it was dropped."),
+    Event("send_refused", "error", "corridor",
+          {"peer": "to whom", "link": "control or bulk", "message": "kind of message", **_REASON},
+          "A message could not be sent: no session is open, or its queue is full."),
+    Event("readiness", "info", "node", {"ready": "the whole path serves", "why": "why not"},
+          "The coordinator can, or can no longer, take requests on."),
+    Event("reply_out_of_order", "error", "gate", {"why": "what came and what was expected"},
+          "A reply was not the oldest op's: the ring's term is given up."),
+    Event("ring_opened", "info", "ring", {"term": "the new term", "stages": "their incarnations"},
+          "OPEN went around: every link of the ring works."),
+    Event(
+        "request_accepted", "info", "door",
+        {
+            "uid": "the request",
+            "label": "the client's name for it",
+            "n_prompt": "tokens of its prompt",
+            "max_tokens": "tokens it may be answered with",
+        },
+        "A request was tokenised and admitted.",
+    ),
+    Event("request_refused", "info", "door",
+          {"label": "the client's name for it", "outcome": "its one outcome", "detail": "why"},
+          "A request was never admitted; nothing was reserved for it."),
+    Event("attempt_reserved", "debug", "desk", {"uid": "the request", **_ATT},
+          "RESERVE left for the decode node."),
+    Event("attempt_granted", "debug", "desk",
+          _ATT | _USE | {"waited": "in the decode node's queue"},
+          "The attempt has a source slot, open for every writer."),
+    Event("op_sent", "debug", "gate",
+          _OP | {"last": "the prompt's last chunk", "outstanding": "ops, with this one"},
+          "An op left for the ring."),
+    Event("op_replied", "debug", "gate",
+          _OP | {"skip": "why it was not computed; empty if it was", "took": "since op_sent"},
+          "The op's reply came back, in order."),
+    Event("op_computed", "debug", "ring",
+          _OP | {"waited": "before the compute", "computed": "in the compute"},
+          "A stage is done with an op, computed or skipped."),
+    Event("op_failed", "warning", "ring", _ATT | _USE | {"why": "what was raised, or refused"},
+          "A stage could not compute an op: this use is skipped from here on."),
+    Event("term_opened", "info", "ring", {"term": "the new term"},
+          "This stage obeys a new term; everything of older ones is dropped."),
+    Event("reply_out_of_order", "error", "gate", {"why": "what came, and what had to come"},
+          "A reply was not the oldest op's: nothing of this term is trusted any more."),
+    Event("readiness", "info", "door",
+          {"ready": "whether the whole path serves", "why": "what is missing; empty if nothing"},
+          "The coordinator began, or ceased, to take requests."),
+    Event("attempt_released", "info", "way out",
+          _ATT | {"reason": "the first reason to end it", "never_sent": "no op of it went out"},
+          "The attempt has no more use for its slot."),
+    Event(
+        "slot_transition", "debug", "store",
+        {
+            "slot": "number of the source slot",
+            "epoch": "its use that the step applied to",
+            "step": "the reservation machine's event",
+            "user": "whose state it moved; empty for the holder's",
+            "before": "joint state",
+            "after": "joint state",
+        },
+        "The reservation machine moved.",
+    ),
+    Event("kv_landed", "debug", "store",
+          _USE | {"writer": "the stage"} | _RANGE | {"nbytes": "of keys and values"},
+          "A chunk's KV of one stage is in its slot."),
+    Event("kv_refused", "warning", "store",
+          _USE | {"writer": "the stage"} | _RANGE | {"reason": "why, one word"},
+          "A chunk's KV was dropped before it touched a slot."),
+    Event("import_started", "debug", "loop", _ATT | _USE | {"lane": "where to"},
+          "All KV of every writer is there; it is copied into a lane."),
+    Event("import_ended", "debug", "loop",
+          _ATT | _USE | {"lane": "where to", "took": "copy and first token",
+                         "error": "what went wrong; empty if nothing"},
+          "The slot is no longer read."),
+    Event("slot_freed", "debug", "store", {"slot": "number of the source slot",
+                                           "epoch": "the use that ended"},
+          "Holder released and every user quiet: the slot may be granted again."),
+    Event("slot_fenced", "warning", "store",
+          {"slot": "number of the source slot", "epoch": "refused from now on",
+           "users": "who was not quiet when the drain's budget ended"},
+          "A released slot was taken back without the word of its writers."),
+    Event(
+        "request_done", "info", "way out",
+        {
+            "uid": "the request",
+            "label": "the client's name for it",
+            "outcome": "its one outcome",
+            "detail": "why; empty where the outcome says all",
+            "n_prompt": "tokens of its prompt",
+            "n_tokens": "tokens of its answer",
+            "spans": "tokenise, queue, reserve, prefill, transfer, import, first_token, decode: "
+            "seconds that do not overlap; as far as the request came",
+            "ttft": "from its arrival to its first token; null without one",
+            "e2e": "from its arrival to this record",
+        },
+        "The canonical line: one for each admitted request, at its end.",
+    ),
+    Event("log_dropped", "error", "node",
+          {"dropped": "records lost since this was last said, for want of room",
+           "errors": "writes that failed since then", "detail": "the last error; may be empty"},
+          "The log is not complete."),
+)  # fmt: skip
+
+EVENTS: dict[str, Event] = {row.name: row for row in _ROWS}
+
+
+def check(name: str, fields: Mapping[str, object]) -> Event:
+    """The row of an event. Raises ZpdBug where the name or the set of fields is not the table's."""
+    row = EVENTS.get(name)
+    if row is None:
+        raise ZpdBug(f"event {name} is not in zpd.events")
+    if fields.keys() != row.names:
+        odd = sorted(fields.keys() ^ row.names)
+        raise ZpdBug(f"event {name}: fields missing or not in zpd.events: {', '.join(odd)}")
+    return row

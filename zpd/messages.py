@@ -1,0 +1,300 @@
+"""Pure. Room 4: every message that crosses the wire, as a frozen dataclass.
+
+A message is control data only; tensors and long texts travel beside it as *blobs* (see
+``zpd.wire.Blob``), named in each docstring. ``docs/wire.md`` is the authority on who sends what to
+whom; ``zpd.wire`` checks every field against the annotations here (an ``int`` is 0 .. 2**63-1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from zpd.ids import Attempt, Ring, Term, Use
+from zpd.requests import Sampling
+
+# ---- session: any node to any node, first on every connection -------------------------------
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Dialer -> listener: opens a session. ``facts`` must agree with the listener's own wherever
+    both name a key."""
+
+    protocol: int
+    role: str
+    link: str  # "control" or "bulk"
+    facts: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """Listener -> dialer: the session is open. Carries the listener's own facts."""
+
+    protocol: int
+    role: str
+    facts: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Listener -> dialer: this session is not, or no longer, accepted."""
+
+    reason: str
+    field: str = ""
+    mine: str = ""
+    yours: str = ""
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """Both ways on every session. ``work`` must move while ``busy``, or the node is stalled."""
+
+    work: int
+    busy: bool
+
+
+# ---- reservation: coordinator and decode node, control ----------------------------------------
+
+
+@dataclass(frozen=True)
+class Reserve:
+    """C -> D: queue for a source slot. Blob 0: prompt token ids, int32 [n_prompt]."""
+
+    att: Attempt
+    ring: Ring
+    n_prompt: int
+    max_tokens: int
+    sampling: Sampling
+    eos_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Grant:
+    """D -> C: the slot is yours, and open for every writer of the ring. ``waited``: seconds that
+    the RESERVE stood in the owner's queue."""
+
+    att: Attempt
+    use: Use
+    waited: float = 0.0
+
+
+@dataclass(frozen=True)
+class Release:
+    """C -> D: the attempt is over. ``never_sent``: no op of it was or will be sent."""
+
+    att: Attempt
+    reason: str
+    never_sent: bool
+
+
+@dataclass(frozen=True)
+class Ended:
+    """D -> C: the owner released or refused the attempt by itself."""
+
+    att: Attempt
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Token:
+    """D -> C: tokens of a live attempt. ``index`` counts answer tokens from 0. ``finish`` is empty
+    until the last one. ``spans`` (seconds on D's clock, measured from the grant) come with index
+    0: kv, import_start, import_end, sampled."""
+
+    att: Attempt
+    index: int
+    ids: tuple[int, ...]
+    finish: str = ""
+    spans: dict[str, float] = field(default_factory=dict)
+
+
+# ---- ring: coordinator -> stages -> coordinator, bulk ----------------------------------------------
+
+
+@dataclass(frozen=True)
+class Open:
+    """Around the ring: a new term. Older terms are refused from here on."""
+
+    ring: Ring
+    owner: int  # the decode node's incarnation
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """Around the ring: one op, the chunk [start, stop) of one prompt.
+
+    Blob 0: token ids int32 [n] (to the head) or activations [n, hidden] (between stages); none
+    where ``skip`` is set. ``skip`` is "" or why the op is not computed ("cancelled", or the name of
+    the node that failed and its error). ``spans``: per stage passed so far, seconds waited and
+    seconds computed, in ring order.
+    """
+
+    ring: Ring
+    use: Use
+    att: Attempt
+    seq: int
+    start: int
+    stop: int
+    last: bool
+    skip: str = ""
+    spans: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Tail -> C: one op went around. Echoes the op."""
+
+    ring: Ring
+    use: Use
+    att: Attempt
+    seq: int
+    start: int
+    stop: int
+    last: bool
+    skip: str = ""
+    spans: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Close:
+    """Around the ring, behind the job's ops: no op of this use follows."""
+
+    ring: Ring
+    use: Use
+
+
+@dataclass(frozen=True)
+class Skip:
+    """C -> head, control: a hint that the ops of this use need not be computed."""
+
+    use: Use
+
+
+@dataclass(frozen=True)
+class LinkState:
+    """Stage or decode node -> C, control: my outgoing link to ``peer`` broke (or came back)."""
+
+    peer: str
+    up: bool
+    reason: str
+
+
+# ---- KV: stage -> decode node, bulk ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kv:
+    """One chunk's KV of one stage. Blobs: k and v, each [layers, kv_heads, n, head_dim]; the tail's
+    last chunk adds the last position's hidden state [1, hidden]."""
+
+    use: Use
+    term: Term
+    writer: str
+    first_layer: int
+    last_layer: int  # half-open
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class End:
+    """This writer's end mark for the use, in band behind all its KV."""
+
+    use: Use
+    term: Term
+    writer: str
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Stage -> D, bulk: the writer's end mark for every use of terms older than ``term``.
+    D -> C, control: every writer's OPENED for the term is here, and D is loaded."""
+
+    term: Term
+    writer: str
+
+
+# ---- clients: client <-> coordinator, control -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Client -> C. Blob 0, uint8 (UTF-8): ``kind`` "raw": the prompt text; "chat": a JSON list of
+    {"role", "content"}; "ids": a JSON list of token ids. ``label`` is the client's name for the
+    request, only ever shown."""
+
+    label: str
+    kind: str
+    max_tokens: int
+    sampling: Sampling
+    stop: tuple[str, ...] = ()
+    timeout: float = 0.0  # seconds; 0: the configured one
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """C -> client: the request has a uid and waits."""
+
+    label: str
+    uid: str
+    n_prompt: int
+
+
+@dataclass(frozen=True)
+class Delta:
+    """C -> client: more of the answer."""
+
+    uid: str
+    text: str
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Done:
+    """C -> client: the one terminal answer. ``outcome`` is a zpd.errors.Outcome."""
+
+    label: str
+    uid: str
+    outcome: str
+    detail: str
+    n_prompt: int
+    n_tokens: int
+    spans: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Client -> C."""
+
+    uid: str
+
+
+@dataclass(frozen=True)
+class StatusAsk:
+    """Client -> any node."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """Node -> client. Blob 0, uint8: a JSON object; ``ready``: the whole path serves."""
+
+    ready: bool
+    why: str
+
+
+MESSAGES: tuple[type, ...] = (
+    Hello, Welcome, Refused, Heartbeat,
+    Reserve, Grant, Release, Ended, Token,
+    Open, Prefill, Reply, Close, Skip, LinkState,
+    Kv, End, Opened,
+    Ask, Accepted, Delta, Done, Cancel, StatusAsk, Status,
+)  # fmt: skip
+
+Message = (
+    Hello | Welcome | Refused | Heartbeat
+    | Reserve | Grant | Release | Ended | Token
+    | Open | Prefill | Reply | Close | Skip | LinkState
+    | Kv | End | Opened
+    | Ask | Accepted | Delta | Done | Cancel | StatusAsk | Status
+)  # fmt: skip

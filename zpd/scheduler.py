@@ -1,0 +1,370 @@
+"""Pure. Rooms 2 and 3: the coordinator's decisions. Events in, actions out; no IO, no clock.
+
+It admits requests, reserves at the owner, cuts prompts into chunks, sends ops while the window has
+credit, opens the ring, and makes sure that every attempt ends once, by name, within its budgets.
+What it returns is done afterwards by ``nodes.coordinator``, in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zpd.attempt import Live, Phase, Request
+from zpd.errors import Outcome, RemoteError
+from zpd.ids import Attempt, Use
+from zpd.messages import (
+    Close,
+    Ended,
+    Grant,
+    Message,
+    Open,
+    Opened,
+    Prefill,
+    Release,
+    Reply,
+    Reserve,
+    Skip,
+    Token,
+)
+from zpd.ring import RingOpener, RingState
+from zpd.topology import Topology
+from zpd.window import OutOfOrder, Window
+
+OWNER_REASONS = {  # the owner's word -> what the client is told
+    "stage_lost": Outcome.STAGE_LOST,
+    "stage_error": Outcome.STAGE_ERROR,
+    "decode_error": Outcome.DECODE_ERROR,
+    "stale_term": Outcome.STAGE_LOST,
+    "coordinator_lost": Outcome.COORDINATOR_LOST,
+    "shutting_down": Outcome.SHUTTING_DOWN,
+}
+
+
+@dataclass(frozen=True)
+class Send:
+    """``tokens``: a slice of the prompt that travels as blob 0."""
+
+    peer: str
+    message: Message
+    tokens: tuple[int, ...] | None = None
+    bulk: bool = False
+
+
+@dataclass(frozen=True)
+class Grew:
+    """More tokens of a request. ``stopped``: the last one is a stop id, which is no text."""
+
+    uid: str
+    ids: tuple[int, ...]
+    stopped: bool
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The one terminal answer of a request."""
+
+    live: Live
+    outcome: Outcome
+    detail: str
+
+
+Action = Send | Grew | Finished
+
+
+class Refusal(Exception):
+    """A request that was never admitted; nothing was reserved."""
+
+    def __init__(self, outcome: Outcome, detail: str) -> None:
+        super().__init__(detail)
+        self.outcome = outcome
+        self.detail = detail
+
+
+class Scheduler:
+    """See the module. ``op_bytes_per_token``: activations on the ring, for the window's bytes."""
+
+    def __init__(self, topology: Topology, incarnation: int, op_bytes_per_token: int) -> None:
+        self.topology = topology
+        self.times = topology.timeouts
+        self.owner = topology.decode.name
+        self.stages = tuple(s.name for s in topology.stages)
+        self.head = self.stages[0]
+        self.incarnation = incarnation
+        self.bytes_per_token = op_bytes_per_token
+        self.window = Window(topology.prefill_depth, topology.prefill_bytes)
+        self.window_moved = 0.0  # when the window last sent its first op or got a reply
+        self.ring = RingOpener(incarnation)
+        self.up: dict[str, int] = {}  # peer -> incarnation
+        self.down: dict[str, str] = dict.fromkeys((self.owner, *self.stages), "not seen yet")
+        self.head_link = False  # our bulk link to the head
+        self.live: dict[Attempt, Live] = {}
+        self.attempts = 0
+        self.seq = 0
+
+    # ---- what it looks like --------------------------------------------------------------------
+
+    def ready(self) -> tuple[bool, str]:
+        """(the whole path serves, why not)."""
+        if self.down:
+            return False, "; ".join(f"{n} is down: {why}" for n, why in self.down.items())
+        if self.ring.state is not RingState.OPEN:
+            return False, f"ring is {self.ring.state}: {self.ring.why}"
+        return True, ""
+
+    def waiting(self) -> int:
+        return sum(x.phase is Phase.RESERVE for x in self.live.values())
+
+    def find(self, uid: str) -> Live | None:
+        return next((x for x in self.live.values() if x.request.uid == uid), None)
+
+    # ---- requests ----------------------------------------------------------------------------------
+
+    def admit(self, n_prompt: int, max_tokens: int) -> None:
+        """Raise Refusal if a request of this size cannot be taken on now."""
+        limit = self.topology.model.max_tokens
+        if n_prompt == 0:
+            raise Refusal(Outcome.BAD_REQUEST, "the prompt is empty: at least one token")
+        if n_prompt + max_tokens > limit:
+            raise Refusal(
+                Outcome.PROMPT_TOO_LONG,
+                f"prompt of {n_prompt} tokens + max_tokens {max_tokens} = {n_prompt + max_tokens}: "
+                f"[model] max_tokens allows {limit}",
+            )
+        ready, why = self.ready()
+        if not ready:
+            raise Refusal(Outcome.UNAVAILABLE, why)
+        if self.waiting() >= self.topology.max_queue:
+            raise Refusal(
+                Outcome.QUEUE_FULL, f"[queue] max = {self.topology.max_queue} requests wait already"
+            )
+
+    def ask(self, now: float, request: Request) -> list[Action]:
+        """Take on an admitted request (``admit`` did not raise; max_tokens >= 1)."""
+        self.attempts += 1
+        att = Attempt(self.incarnation, self.attempts)
+        self.live[att] = Live(request, att, now, progress=now)
+        message = Reserve(
+            att, self.ring.ring, len(request.prompt), request.max_tokens, request.sampling,
+            request.eos_ids,
+        )  # fmt: skip
+        return [Send(self.owner, message, request.prompt)]
+
+    def cancel(self, now: float, uid: str, outcome: Outcome, detail: str = "") -> list[Action]:
+        """The client's act, a stop string, a deadline: end it, wherever it is. Unknown: nothing."""
+        live = self.find(uid)
+        return [] if live is None else self._end(now, live, outcome, detail)
+
+    # ---- the owner's messages ------------------------------------------------------------------------
+
+    def granted(self, now: float, message: Grant) -> list[Action]:
+        live = self.live.get(message.att)
+        if live is None:
+            return []  # it ended before the grant; its RELEASE said that nothing was sent
+        if live.phase is not Phase.RESERVE:
+            raise RemoteError("wrong_phase", f"GRANT for {message.att} in {live.phase}")
+        live.phase, live.use = Phase.PREFILL, message.use
+        live.granted = live.progress = now
+        live.waited = message.waited
+        return self._refill(now)
+
+    def ended(self, now: float, message: Ended) -> list[Action]:
+        live = self.live.get(message.att)
+        if live is None:
+            return []  # ours ended first, with its CLOSE or never_sent
+        outcome = OWNER_REASONS.get(message.reason, Outcome.DECODE_ERROR)
+        return self._end(now, live, outcome, message.detail or message.reason)
+
+    def token(self, now: float, message: Token) -> list[Action]:
+        live = self.live.get(message.att)
+        if live is None:
+            return []  # no token after the end
+        if message.index != live.n_tokens or not message.ids:
+            why = f"token {message.index} came, {live.n_tokens} was expected"
+            return self._end(now, live, Outcome.DECODE_ERROR, why)
+        if live.first is None:
+            live.first, live.remote = now, dict(message.spans)
+        live.phase, live.progress = Phase.DECODE, now
+        live.n_tokens += len(message.ids)
+        stopped = message.finish == Outcome.STOP
+        actions: list[Action] = [Grew(live.request.uid, message.ids, stopped)]
+        if message.finish:
+            if message.finish not in (Outcome.STOP, Outcome.LENGTH):
+                raise RemoteError("wrong_finish", message.finish)
+            del self.live[message.att]  # the owner freed the lane itself: nothing to release
+            actions.append(Finished(live, Outcome(message.finish), ""))
+        return actions
+
+    # ---- the ring's messages ---------------------------------------------------------------------------
+
+    def replied(self, now: float, message: Reply) -> list[Action]:
+        """Refill first, then do the bookkeeping. Raises OutOfOrder where FIFO is broken."""
+        if message.ring != self.ring.ring or self.ring.state is not RingState.OPEN:
+            raise RemoteError("stale_term", f"reply of term {message.ring.term}")
+        self.window.reply(_key(message))
+        self.window_moved = now
+        actions = self._refill(now)
+        live = self.live.get(message.att)
+        if live is None or live.use != message.use:
+            return actions
+        live.progress = now
+        if message.skip:
+            return actions + self._end(now, live, Outcome.STAGE_ERROR, message.skip)
+        if message.last:
+            live.replied = now
+            if live.phase is Phase.PREFILL:
+                live.phase = Phase.IMPORT
+        return actions
+
+    def out_of_order(self, now: float, error: OutOfOrder) -> list[Action]:
+        """A reply that is not the oldest op's: nothing of this term can be trusted any more."""
+        return self._break(now, str(error), Outcome.STAGE_ERROR)
+
+    def opened(self, message: Open | Opened) -> bool:
+        """OPEN came back from the tail, or the owner's OPENED came. True: the ring is open now."""
+        if isinstance(message, Open):
+            return self.ring.returned(message)
+        return self.ring.owner_opened(message.term)
+
+    # ---- membership ------------------------------------------------------------------------------------
+
+    def peer_up(self, now: float, peer: str, incarnation: int) -> list[Action]:
+        was_up = self.down.pop(peer, None) is None
+        before, self.up[peer] = self.up.get(peer), incarnation
+        actions: list[Action] = []
+        if was_up and before != incarnation:
+            actions += self._gone(now, peer, "it was restarted")
+        return actions + self._open(now)
+
+    def peer_down(self, now: float, peer: str, reason: str) -> list[Action]:
+        if peer not in self.up:
+            return []
+        self.down[peer] = reason
+        return self._gone(now, peer, reason)
+
+    def head_link_up(self, now: float) -> list[Action]:
+        self.head_link = True
+        return self._open(now)
+
+    def link_up(self, now: float, source: str, peer: str) -> list[Action]:
+        """A stage's link came up: an OPEN under way may have died for want of it, so send a newer
+        one at once."""
+        if self.ring.state is RingState.OPENING:
+            self.ring.broken(now, f"link {source} -> {peer} just came up", 0.0)
+        return self._open(now)
+
+    def link_lost(self, now: float, source: str, peer: str, reason: str) -> list[Action]:
+        """A link of the ring or a KV link broke (``source`` may be us): a new term is needed."""
+        if source == self.topology.coordinator.name:
+            self.head_link = False
+        return self._break(now, f"link {source} -> {peer}: {reason}", Outcome.STAGE_LOST)
+
+    def tick(self, now: float) -> list[Action]:
+        """Every budget, checked a few times a second. Returns what ran out."""
+        actions: list[Action] = []
+        if self.window and now - self.window_moved > self.times.chunk:
+            why = f"no reply within [timeouts] chunk = {self.times.chunk} s"
+            actions += self._break(now, why, Outcome.OP_TIMEOUT)
+        for live in list(self.live.values()):
+            over = self._over(now, live)
+            if over is not None:
+                actions += self._end(now, live, *over)
+        if self.ring.state is RingState.OPENING and now >= self.ring.retry_at:
+            why = f"term {self.ring.term.n}: {self.ring.why}"
+            actions += self._break(now, why, Outcome.STAGE_LOST)
+        return actions + self._open(now)
+
+    def shut_down(self, now: float) -> list[Action]:
+        """Answer everyone."""
+        actions: list[Action] = []
+        for live in list(self.live.values()):
+            actions += self._end(now, live, Outcome.SHUTTING_DOWN, "the coordinator is stopping")
+        return actions
+
+    # ---- inside ----------------------------------------------------------------------------------------
+
+    def _over(self, now: float, live: Live) -> tuple[Outcome, str] | None:
+        if now >= live.request.deadline:
+            return Outcome.DEADLINE, f"in {live.phase} when its time was over"
+        if live.phase is Phase.RESERVE and now - live.progress > self.times.reserve:
+            return Outcome.QUEUE_TIMEOUT, f"[timeouts] reserve = {self.times.reserve} s"
+        decoding = live.phase in (Phase.IMPORT, Phase.DECODE)
+        if decoding and now - live.progress > self.times.step:
+            return Outcome.STEP_TIMEOUT, f"{live.phase}: [timeouts] step = {self.times.step} s"
+        return None
+
+    def _refill(self, now: float) -> list[Action]:
+        """Send ops while there is credit, stream by stream in the order of their grants."""
+        actions: list[Action] = []
+        if self.ring.state is not RingState.OPEN:
+            return actions
+        for live in self.live.values():  # dicts keep the order of the attempts, so of the grants
+            if live.phase is not Phase.PREFILL or live.use is None:
+                continue
+            while live.sent < live.n_prompt:
+                start, stop = live.sent, min(live.sent + self.topology.chunk, live.n_prompt)
+                nbytes = (stop - start) * self.bytes_per_token
+                if not self.window.has_credit(nbytes):
+                    return actions
+                if not self.window:
+                    self.window_moved = now
+                self.seq += 1
+                last = stop == live.n_prompt
+                ring = self.ring.ring
+                op = Prefill(ring, live.use, live.att, self.seq, start, stop, last)
+                self.window.send(_key(op), nbytes)
+                live.sent = stop
+                actions.append(Send(self.head, op, live.request.prompt[start:stop], bulk=True))
+            if not live.closed:
+                actions.append(self._close(live, live.use))
+        return actions
+
+    def _close(self, live: Live, use: Use) -> Send:
+        live.closed = True
+        return Send(self.head, Close(self.ring.ring, use), bulk=True)
+
+    def _end(self, now: float, live: Live, outcome: Outcome, detail: str) -> list[Action]:
+        """The one way out. The ring is told in band (CLOSE), the owner by RELEASE, the client at
+        once; whether the slot is free yet is the owner's business."""
+        del self.live[live.att]
+        actions: list[Action] = [Finished(live, outcome, detail)]
+        if live.use is not None and live.sent and not live.closed:
+            actions.append(self._close(live, live.use))
+        if live.use is not None and live.sent and live.replied is None:
+            actions.append(Send(self.head, Skip(live.use)))
+        actions.append(Send(self.owner, Release(live.att, outcome, live.sent == 0)))
+        return actions + self._refill(now)
+
+    def _gone(self, now: float, peer: str, why: str) -> list[Action]:
+        if peer != self.owner:
+            return self._break(now, f"{peer}: {why}", Outcome.STAGE_LOST)
+        actions = self._break(now, f"{peer}: {why}", Outcome.DECODE_LOST)
+        for live in list(self.live.values()):
+            actions += self._end(now, live, Outcome.DECODE_LOST, f"{peer}: {why}")
+        return actions
+
+    def _break(self, now: float, why: str, outcome: Outcome) -> list[Action]:
+        """The term is over: whoever still needs the ring ends by name; who decodes goes on.
+
+        No CLOSE is sent on a broken ring: OPENED of the next term ends every older use."""
+        self.ring.broken(now, why, self.times.heartbeat)
+        self.window.clear()
+        actions: list[Action] = []
+        for live in list(self.live.values()):
+            if live.phase in (Phase.RESERVE, Phase.PREFILL):
+                live.closed = True
+                actions += self._end(now, live, outcome, why)
+        return actions
+
+    def _open(self, now: float) -> list[Action]:
+        """Begin a new term if everything that it needs is there."""
+        waits = self.ring.state is not RingState.CLOSED or now < self.ring.retry_at
+        if waits or self.down or not self.head_link:
+            return []
+        stages = tuple(self.up[s] for s in self.stages)
+        message = self.ring.open(now, stages, self.up[self.owner], self.times.handshake)
+        return [Send(self.head, message, bulk=True)]
+
+
+def _key(op: Prefill | Reply) -> tuple[object, ...]:
+    """What a reply must echo."""
+    return (op.att, op.use, op.seq, op.start, op.stop, op.last)

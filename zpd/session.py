@@ -1,0 +1,78 @@
+"""Pure. Room 4: a session, one connection between two incarnations, seen from one of its ends.
+
+Both ends number their frames from 0. The next number is right, a lower one is a duplicate, a higher
+one means that a frame is missing. ``zpd.links`` decides what to do about each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from zpd.messages import Message
+from zpd.sockets import Outgoing, SendBack, SendOn
+from zpd.wire import Blob, Envelope, encode
+
+CONTROL = "control"
+BULK = "bulk"
+LINKS = (CONTROL, BULK)
+
+
+def route_of(name: str, incarnation: int, number: int) -> bytes:
+    """The routing id of a session: its dialler, and the dialler's number for it."""
+    return f"{name}#{incarnation}#{number}".encode()
+
+
+class Order(Enum):
+    NEXT = auto()
+    DUPLICATE = auto()
+    GAP = auto()
+
+
+@dataclass(eq=False)
+class Session:
+    """``route`` is the dialler's routing id where the peer dialled, None where we did."""
+
+    name: str
+    incarnation: int
+    peer: str
+    peer_incarnation: int
+    link: str
+    number: int
+    route: bytes | None
+    heard: float  # when the peer's last frame came
+    beat: float  # when our last heartbeat left
+    checksum: bool = False
+    client: bool = False
+    next_in: int = 0
+    next_out: int = 0
+
+    def seal(self, message: Message, blobs: Sequence[Blob] = ()) -> Outgoing:
+        """The frames of this session's next message, for its socket."""
+        seq = self.next_out
+        envelope = Envelope(
+            self.name, self.incarnation, self.peer, self.peer_incarnation, self.number, seq
+        )
+        frames = encode(envelope, message, blobs, checksum=self.checksum)
+        self.next_out += 1
+        if self.route is None:
+            return SendOn(self.number, seq, frames)
+        return SendBack(self.route, seq, frames)
+
+    def unsent(self, seq: int) -> bool:
+        """Take the last number back, of a frame that the socket did not accept. False: it was not
+        the last one, so the peer will see a gap."""
+        if seq != self.next_out - 1:
+            return False
+        self.next_out = seq
+        return True
+
+    def order(self, seq: int) -> Order:
+        """Whether this is the frame that must come next; counts it if so."""
+        if seq < self.next_in:
+            return Order.DUPLICATE
+        if seq > self.next_in:
+            return Order.GAP
+        self.next_in += 1
+        return Order.NEXT

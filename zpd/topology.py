@@ -1,0 +1,106 @@
+"""Pure. A topology as frozen, typed objects: what a config file says, after it was checked.
+
+``zpd.config`` reads and checks the TOML; nothing else builds these from outside input. Times are
+seconds, sizes bytes unless a name says tokens or layers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+ROLES = ("coordinator", "prefill", "decode")
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Each failure class has its own budget. ``zpd check`` holds them against each other."""
+
+    heartbeat: float = 0.5  # between two heartbeats
+    suspect: float = 5.0  # silence, or a busy node whose work counter stands still
+    handshake: float = 5.0  # HELLO to WELCOME
+    reserve: float = 300.0  # a request may wait this long for its grant
+    chunk: float = 60.0  # an op's trip round the ring, for each `chunk` tokens outstanding
+    step: float = 60.0  # the import and first token, then the gap between two tokens
+    drain: float = 30.0  # a released slot may wait this long for its writers, then it is fenced
+    request: float = 600.0  # a request's whole life, unless it brings a shorter one
+    stop: float = 5.0  # SIGTERM to exit
+
+
+@dataclass(frozen=True)
+class Node:
+    """One process. ``layers`` is a half-open range; the decode node holds all layers."""
+
+    name: str
+    role: str
+    address: str  # tcp://HOST:PORT; where its mailbox binds and peers connect
+    layers: tuple[int, int] = (0, 0)
+    threads: int = 1
+    device: str = "cpu"
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class Model:
+    name: str  # a pulled model, a local directory in the Hugging Face format, or "toy"
+    max_tokens: int = 2048  # room of a slot: prompt and answer, in tokens
+    layers: int = 0  # how many the model has
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The whole system. ``stages`` are the prefill nodes in ring order."""
+
+    name: str
+    file: str
+    model: Model
+    nodes: tuple[Node, ...]
+    chunk: int = 128  # tokens in an op
+    prefill_depth: int = 8  # ops outstanding
+    prefill_bytes: int = 64 * 2**20  # payload bytes outstanding
+    lanes: int = 1
+    source_slots: int = 1
+    max_queue: int = 256  # requests that wait
+    run_dir: str = "runs"
+    log_level: str = "info"
+    expose: bool = False  # nodes may bind where other machines can connect; links are plain text
+    timeouts: Timeouts = field(default_factory=Timeouts)
+
+    @property
+    def coordinator(self) -> Node:
+        return next(n for n in self.nodes if n.role == "coordinator")
+
+    @property
+    def decode(self) -> Node:
+        return next(n for n in self.nodes if n.role == "decode")
+
+    @property
+    def stages(self) -> tuple[Node, ...]:
+        """In ring order."""
+        return tuple(sorted((n for n in self.nodes if n.role == "prefill"), key=lambda n: n.layers))
+
+    def node(self, name: str) -> Node:
+        return next(n for n in self.nodes if n.name == name)
+
+    def links(self, name: str) -> tuple[tuple[str, str], ...]:
+        """(peer, link class) of every connection that node ``name`` dials.
+
+        Control: the coordinator to everyone, everyone to the coordinator, stages to the decode
+        node. Bulk: along the ring (coordinator, stages, coordinator) and stages to the decode node.
+        """
+        c, d, ring = self.coordinator.name, self.decode.name, [s.name for s in self.stages]
+        if name == c:
+            return tuple((p, "control") for p in (d, *ring)) + ((ring[0], "bulk"),)
+        if name == d:
+            return ((c, "control"),)
+        after = ring[ring.index(name) + 1 :]
+        onward = after[0] if after else c
+        return ((c, "control"), (d, "control"), (onward, "bulk"), (d, "bulk"))
+
+    def fingerprint(self) -> str:
+        """Same on every node that reads an equal topology, wherever the file lies."""
+        said = repr((
+            self.name, self.model, self.nodes, self.chunk, self.prefill_depth, self.prefill_bytes,
+            self.lanes, self.source_slots,
+        ))  # fmt: skip
+        return hashlib.sha256(said.encode()).hexdigest()[:16]

@@ -1,0 +1,66 @@
+"""Pure. Room 3: how many ops may be out, and that replies come back in the order of the ops.
+
+The useful depth is the trip time over the slowest stage; deeper only lengthens a cancel.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from zpd.errors import ZpdBug
+
+
+class OutOfOrder(ZpdBug):
+    """A reply did not equal the oldest outstanding op: something was lost, doubled or reordered."""
+
+
+@dataclass(frozen=True)
+class _Op:
+    key: Any
+    nbytes: int
+
+
+class Window:
+    """At most ``depth`` ops and ``max_bytes`` payload bytes outstanding; replies FIFO.
+
+    One op may always go out, even one larger than ``max_bytes``: else it could never be sent.
+    """
+
+    def __init__(self, depth: int, max_bytes: int) -> None:
+        self.depth = depth
+        self.max_bytes = max_bytes
+        self.nbytes = 0
+        self.peak = 0  # most ops ever outstanding, for the status
+        self._ops: deque[_Op] = deque()
+
+    def __len__(self) -> int:
+        return len(self._ops)
+
+    def has_credit(self, nbytes: int) -> bool:
+        if not self._ops:
+            return True
+        return len(self._ops) < self.depth and self.nbytes + nbytes <= self.max_bytes
+
+    def send(self, key: Any, nbytes: int) -> None:
+        """Take credit for one op. Raises ZpdBug without credit."""
+        if not self.has_credit(nbytes):
+            raise ZpdBug(f"op {key} sent without credit: {len(self)} ops, {self.nbytes} bytes out")
+        self._ops.append(_Op(key, nbytes))
+        self.nbytes += nbytes
+        self.peak = max(self.peak, len(self._ops))
+
+    def reply(self, key: Any) -> None:
+        """Give the credit of the oldest op back. Raises OutOfOrder if ``key`` is not that op's."""
+        if not self._ops or self._ops[0].key != key:
+            expected = self._ops[0].key if self._ops else "no op"
+            raise OutOfOrder(f"reply {key}, but the oldest outstanding is {expected}")
+        self.nbytes -= self._ops.popleft().nbytes
+
+    def clear(self) -> int:
+        """Forget every outstanding op (the ring's term ended); how many there were."""
+        n = len(self._ops)
+        self._ops.clear()
+        self.nbytes = 0
+        return n
