@@ -43,6 +43,8 @@ class ChatTemplate:
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The prompt, open for the assistant's answer. TemplateError where there is none."""
         with self._lock:
+            if self._process is not None and self._process.poll() is not None:
+                self.close()  # somebody ended it while it was idle
             try:
                 process = self._process or self._start()
                 answer = _ask(process, json.dumps(list(messages)))

@@ -157,7 +157,7 @@ class Coordinator(Actor):
                 self._opened(message)
             case Opened() if peer == s.owner:
                 self._opened(message)
-            case LinkState() if peer in s.stages:
+            case LinkState() if peer in (s.owner, *s.stages):
                 if message.up:
                     self._do(s.link_up(now, peer, message.peer))
                 else:

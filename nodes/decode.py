@@ -18,7 +18,7 @@ from nodes.sampling import finish_reason
 from zpd.actor import Actor, Context
 from zpd.errors import Outcome, RemoteError
 from zpd.ids import NO_TERM, Attempt
-from zpd.messages import End, Ended, Grant, Kv, Message, Opened, Release, Reserve, Token
+from zpd.messages import End, Ended, Grant, Kv, LinkState, Message, Opened, Release, Reserve, Token
 from zpd.reservation import Step
 from zpd.slots import Action, Drain, Granted, Owner, StartImport, StopLane, Writer
 from zpd.slots import Ended as OwnerEnded
@@ -298,6 +298,7 @@ class DecodeNode(Actor):
         now = self.context.now()
         if peer in self.owner.writers:
             self._do(self.owner.writer_lost(now, peer, reason))
+            self._tell_lost(peer, reason)
         elif peer == self.coordinator:
             self._coordinator_gone(now, incarnation)
 
@@ -309,6 +310,11 @@ class DecodeNode(Actor):
     def on_inbound_down(self, peer: str, link: str, reason: str) -> None:
         if peer in self.owner.writers and link == "bulk":
             self._do(self.owner.writer_lost(self.context.now(), peer, reason, suspect=False))
+            self._tell_lost(peer, reason)
+
+    def _tell_lost(self, peer: str, reason: str) -> None:
+        """Nothing is granted for this term any more: only the coordinator can open a newer one."""
+        self.context.send(self.coordinator, LinkState(peer, False, reason))
 
     def on_link_up(self, peer: str, link: str) -> None:
         self._tell_open()

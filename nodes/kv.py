@@ -28,10 +28,6 @@ class KvShape:
     def row(self) -> tuple[int, int, int, int, int]:
         return (self.layers, 2, self.kv_heads, self.max_tokens, self.head_dim)
 
-    @property
-    def nbytes(self) -> int:
-        return int(np.prod(self.row)) * DTYPES[self.dtype].itemsize
-
 
 class SourceSlots:
     """``kv``: [slots, layers, 2, kv_heads, max_tokens, head_dim]; K is index 0, V 1 of axis 2.

@@ -75,8 +75,14 @@ class TokenizerText(Text):
         self._tokenizer = tokenizer
         self._bytes = _token_bytes(tokenizer)
         self._template = _chat_template(path)
-        self.eos_ids = read_spec(path).eos_ids
-        self.vocab_size = tokenizer.get_vocab_size()
+        spec = read_spec(path)
+        self.eos_ids = spec.eos_ids
+        self.vocab_size = spec.vocab_size
+        if tokenizer.get_vocab_size() > spec.vocab_size:
+            raise UserError(
+                f"{file}: has {tokenizer.get_vocab_size()} tokens; allowed: at most the model's "
+                f"vocab_size = {spec.vocab_size}"
+            )
 
     def encode_raw(self, text: str) -> list[int]:
         return self._encode(text, add_special_tokens=True)

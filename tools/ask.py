@@ -11,21 +11,22 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
 from tools.answer import Answer, failed, receive, where_time_went
 from tools.bring_up import NotReady, until_ready
 from tools.interrupts import Interrupts
-from tools.launch import Running, make_run_dir
-from tools.rows import Board, Row
+from tools.launch import Running
+from tools.rows import Board
+from tools.screen import Screen
 from tools.watch import Watch
 from zpd.client import Client
 from zpd.config import load
 from zpd.errors import OUTCOMES, Outcome, RemoteError, UserError
 from zpd.messages import Ask
 from zpd.requests import Sampling
+from zpd.rundir import run_dir
 from zpd.topology import Topology
 from zpd.wire import Blob
 
@@ -130,12 +131,14 @@ def _ask_up(
     blob: Blob,
     interrupts: Interrupts,
 ) -> Answer:
-    with Running(topology, make_run_dir(topology, args.run_dir)) as running:
+    directory = run_dir(topology, args.run_dir)
+    screen = Screen(f"starting {topology.name}, logs in {directory}", sys.stderr, transient=True)
+    with Running(topology, directory) as running:
         running.start()
-        with Watch(topology) as watch:
+        with Watch(topology) as watch, screen:
             try:
                 board = Board(topology)
-                until_ready(running, watch, board, args.ready_timeout, interrupts, _say)
+                until_ready(running, watch, board, args.ready_timeout, interrupts, screen.show)
             except NotReady as e:
                 return failed(Outcome.UNAVAILABLE, str(e))
         if interrupts.asked:
@@ -164,11 +167,6 @@ def _ask(
         with contextlib.suppress(BrokenPipeError):
             show("\n")
     return answer
-
-
-def _say(rows: Sequence[Row], changed: Sequence[Row]) -> None:
-    for row in changed:
-        print(row, file=sys.stderr, flush=True)
 
 
 def _nothing(text: str) -> None:

@@ -11,12 +11,13 @@ from pathlib import Path
 from tools.bring_up import NotReady, until_ready
 from tools.check import check
 from tools.interrupts import Interrupts
-from tools.launch import Running, make_run_dir
+from tools.launch import Running
 from tools.plan import ITEM_SIZE, MIB, need
 from tools.rows import Board
 from tools.watch import Watch
 from zpd.config import load
 from zpd.errors import UserError
+from zpd.rundir import run_dir
 from zpd.topology import Topology
 
 HELP = "time from spawn to ready, and memory of each node against its budget"
@@ -87,7 +88,7 @@ def _start(
     topology: Topology, budgets: dict[str, int], interrupts: Interrupts
 ) -> tuple[float, list[Memory]]:
     """Start once, measure, stop."""
-    with Running(topology, make_run_dir(topology)) as running:
+    with Running(topology, run_dir(topology)) as running:
         began = time.monotonic()
         running.start()
         with Watch(topology) as watch:

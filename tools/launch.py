@@ -20,7 +20,6 @@ from types import TracebackType
 import zpd
 from zpd import address
 from zpd.errors import UserError
-from zpd.rundir import run_dir
 from zpd.topology import Node, Topology
 
 POLL = 0.02  # seconds between two looks at a process that is asked to end
@@ -155,17 +154,6 @@ def child_environment() -> dict[str, str]:
         rest = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = f"{root}{os.pathsep}{rest}" if rest else root
     return environment
-
-
-def make_run_dir(topology: Topology, said: Path | None = None) -> Path:
-    """``said``, made where it is missing, else a fresh one. Absolute. Raises UserError."""
-    if said is None:
-        return run_dir(topology).resolve()
-    try:
-        said.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise UserError(f"--run-dir {said}: {e.strerror}") from None
-    return said.resolve()
 
 
 def is_local(where: str) -> bool:

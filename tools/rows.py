@@ -51,8 +51,9 @@ class Row:
 
     def __str__(self) -> str:
         pid = f", pid {self.pid}" if self.pid else ""
+        since = f" since {clock(self.since)}" if self.state is State.SILENT else ""
         why = f": {self.why}" if self.why else ""
-        return f"{clock(self.since)} {self.name} ({self.role}{pid}) {self.state}{why}"
+        return f"{self.name} ({self.role}{pid}) {self.state}{since}{why}"
 
 
 def clock(at: float) -> str:

@@ -5,33 +5,21 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from tools.bring_up import TICK, NotReady, look, said, until_ready
 from tools.check import check
 from tools.interrupts import Interrupts
-from tools.launch import Running, make_run_dir
-from tools.rows import Board, Row, State, clock
+from tools.launch import Running
+from tools.rows import Board, State
+from tools.screen import Screen
 from tools.watch import Watch
 from zpd.config import load
 from zpd.errors import UserError
+from zpd.rundir import run_dir
 
 READY_TIMEOUT = 120.0  # seconds; a cold disk reads a model of some GB in that time
 FAILED = 1
-COLOURS = {
-    State.READY: "green",
-    State.STARTING: "cyan",
-    State.WAITING: "yellow",
-    State.SILENT: "red",
-    State.ENDED: "red",
-}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -50,9 +38,9 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--ready-timeout {args.ready_timeout}: must be above 0, at most 86400")
     topology = load(args.config)
     check(topology)
-    run_dir = make_run_dir(topology, args.run_dir)
-    screen = Screen(f"{topology.name}: {topology.file}, logs in {run_dir}")
-    with Interrupts() as interrupts, screen, Running(topology, run_dir) as running:
+    directory = run_dir(topology, args.run_dir)
+    screen = Screen(f"{topology.name}: {topology.file}, logs in {directory}", sys.stdout)
+    with Interrupts() as interrupts, screen, Running(topology, directory) as running:
         running.start()
         with Watch(topology) as watch:
             board = Board(topology)
@@ -90,55 +78,3 @@ def _serve(
             return FAILED
         time.sleep(TICK)
     return FAILED if running.exits else 0
-
-
-class Screen:
-    """A live table on a terminal; elsewhere one line for each change. A context manager."""
-
-    def __init__(self, title: str) -> None:
-        self._title = title
-        self._console = Console(soft_wrap=True, highlight=False, markup=False)
-        self._live: Live | None = None
-        if sys.stdout.isatty():
-            self._live = Live(console=self._console, auto_refresh=False)
-
-    def show(self, rows: Sequence[Row], changed: Sequence[Row]) -> None:
-        if self._live is not None:
-            if changed:
-                self._live.update(table(self._title, rows), refresh=True)
-            return
-        for row in changed:
-            print(row, flush=True)
-
-    def say(self, text: str) -> None:
-        if self._live is not None:
-            self._console.print(text)
-        else:
-            print(text, flush=True)
-
-    def __enter__(self) -> Screen:
-        if self._live is not None:
-            self._live.start()
-        else:
-            print(self._title, flush=True)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-
-def table(title: str, rows: Sequence[Row]) -> Table:
-    out = Table(title=title, title_justify="left")
-    for column in ("node", "role", "pid", "state", "since", "why"):
-        out.add_column(column, overflow="fold")
-    for r in rows:
-        state = Text(r.state, COLOURS[r.state])
-        # Text, not str: what a node said is no markup.
-        out.add_row(r.name, r.role, str(r.pid or "-"), state, clock(r.since), Text(r.why))
-    return out

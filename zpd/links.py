@@ -197,6 +197,12 @@ class Links:
     def is_open(self, peer: str, link: str) -> bool:
         return self._session(peer, link) is not None
 
+    def failed(self, peer: str, link: str) -> str:
+        """Why the last try to open a link that this node dials failed; "" while one is open or
+        under way."""
+        line = self._lines[peer, link]
+        return line.why if line.state is State.WAITING else ""
+
     def statistics(self, now: float) -> dict[str, Any]:
         """Plain values for a status: every peer, every link dialled, every session inbound."""
         return {

@@ -173,7 +173,8 @@ class Skip:
 
 @dataclass(frozen=True)
 class LinkState:
-    """Stage or decode node -> C, control: my outgoing link to ``peer`` broke (or came back)."""
+    """Stage -> C, control: my bulk link to ``peer`` broke, or is up.
+    D -> C, control: ``peer`` or its KV link is lost to me; I grant nothing before a new term."""
 
     peer: str
     up: bool

@@ -172,9 +172,9 @@ class Owner:
     def coordinator_gone(self, now: float, before: int) -> list[Action]:
         """The coordinator is suspected, or a newer one is here: end all attempts of incarnations
         up to ``before``. Nothing is proven by it: the slots drain."""
-        live = {w.att for w in self.queue} | {
-            s.att for s in self.slots if s.att and s.reservation.holder is not Holder.NONE
-        }
+        # first the queue: a slot that comes free below is not for the dead
+        self.queue = deque(w for w in self.queue if w.att.incarnation > before)
+        live = {s.att for s in self.slots if s.att and s.reservation.holder is not Holder.NONE}
         live |= {a for a in self.lanes if a}
         actions: list[Action] = []
         for att in sorted(a for a in live if a.incarnation <= before):

@@ -14,14 +14,14 @@ from zpd.topology import Node
 # count; on Intel processors of the row count, too.
 CBWR = "MKL_CBWR"
 CBWR_VALUE = "AUTO,STRICT"
-CBWR_AT_IMPORT = os.environ.get(CBWR, "")
+CBWR_AT_IMPORT = os.environ.get(CBWR, "unset")
 
 
 def numeric_plan(node: Node) -> dict[str, str]:
     """For HELLO and the log: what two nodes must share to compute the same bits.
 
-    ``cbwr`` is what torch was imported with; "" on x86 means that float32 is not exact across
-    thread counts there.
+    ``cbwr`` is what torch was imported with. Where that is not ``CBWR_VALUE`` on an x86 processor,
+    float32 may depend on the thread count; the node says so here and goes on.
     """
     device = device_of(node)
     kind = torch.backends.cpu.get_cpu_capability()
@@ -36,12 +36,6 @@ def numeric_plan(node: Node) -> dict[str, str]:
         "capability": kind,
         "cbwr": CBWR_AT_IMPORT,
     }
-
-
-def exact(node: Node) -> bool:
-    """Does this process keep the float32 promises? Where not, the node says so and goes on."""
-    x86 = platform.machine() in ("x86_64", "AMD64")
-    return not x86 or device_of(node).type != "cpu" or CBWR_AT_IMPORT == CBWR_VALUE
 
 
 def device_of(node: Node) -> torch.device:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from time import perf_counter
 
 import numpy as np
@@ -44,8 +45,9 @@ class Solo:
         self._stages = [prefill_engine(topology, node) for node in topology.stages]
         self._decode = decode_engine(topology, topology.decode)
         self._progress = NoProgress()
-        for engine in (*self._stages, self._decode):
-            engine.load(self._progress)
+        for stage in self._stages:
+            stage.load(self._progress)
+        self._decode.load(self._progress)
 
     def prefill(self, prompt: Sequence[int]) -> tuple[Blob, list[tuple[int, int, Blob, Blob]]]:
         """The last position's hidden state, and every KV chunk: (first layer, start, k, v)."""
@@ -79,13 +81,11 @@ class Solo:
         tokens = [self._decode.import_slot(0, 0, prompt, hidden, sampling, self._progress)]
         times.append(perf_counter())
         while not (
-            finish := finish_reason(
-                tokens[-1], len(tokens), max_tokens, eos_ids, sampling.stop_ids
-            )
+            finish := finish_reason(tokens[-1], len(tokens), max_tokens, eos_ids, sampling.stop_ids)
         ):
             tokens += self._decode.step([0], self._progress)
         times.append(perf_counter())
-        spans = [b - a for a, b in zip(times, times[1:], strict=False)]
+        spans = [b - a for a, b in pairwise(times)]
         return Answer(tuple(tokens), finish, *spans)
 
 

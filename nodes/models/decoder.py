@@ -1,4 +1,4 @@
-"""Room 5 and 7. The decoder: a contiguous range of a model's layers, with embedding and head as asked.
+"""Room 5 and 7. The decoder: a range of a model's layers, with embedding and head as asked.
 
 Written from the published description of the Llama family. ``x`` is always [n, hidden]: n
 consecutive positions of one sequence, without a batch axis, because a row's bits are the same only
@@ -24,32 +24,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu}
 EMBEDDING = "model.embed_tokens.weight"
 NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
-# Each of a layer's weights, and the checkpoint's tensors that stand below each other in it.
-LAYER = {
-    "norm": ("input_layernorm",),
-    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "out": ("self_attn.o_proj",),
-    "mlp_norm": ("post_attention_layernorm",),
-    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "down": ("mlp.down_proj",),
-}
-
-
-def layer_tensor(index: int, name: str) -> str:
-    """The checkpoint's name of one of the tensors in ``LAYER``."""
-    return f"model.layers.{index}.{name}.weight"
-
-
-def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
-    """Raise UserError for a tensor that no weight of this decoder takes: it would be ignored."""
-    names = {name for group in LAYER.values() for name in group}
-    known = {layer_tensor(i, name) for i in range(spec.layers) for name in names}
-    # Old files hold the rope's angles; a tied head may be stored as well.
-    known |= {f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(spec.layers)}
-    known |= {EMBEDDING, NORM, HEAD}
-    for name in checkpoint.tensors:
-        if name not in known:
-            raise UserError(f"{checkpoint.path}: tensor {name}: {spec.architecture} has none such")
+LAYER = "model.layers.{}.{}.weight"  # index, name in the layer
 
 
 @dataclass(frozen=True)
@@ -77,17 +52,18 @@ class Layer:
         self._gate_up = new(2 * wide, hidden)
         self._down = new(hidden, wide)
         self._act = ACTIVATIONS[spec.activation]
-
-    def load(self, checkpoint: Checkpoint, index: int) -> None:
-        for weight, names in (
-            (self._norm, LAYER["norm"]),
-            (self._qkv, LAYER["qkv"]),
-            (self._out, LAYER["out"]),
-            (self._mlp_norm, LAYER["mlp_norm"]),
-            (self._gate_up, LAYER["gate_up"]),
-            (self._down, LAYER["down"]),
-        ):
-            _fill(weight, checkpoint, *(layer_tensor(index, name) for name in names))
+        # The checkpoint's tensors, each by its name in the layer, and where it goes.
+        self.parts = {
+            "input_layernorm": self._norm,
+            "self_attn.q_proj": self._qkv[:q],
+            "self_attn.k_proj": self._qkv[q : q + kv],
+            "self_attn.v_proj": self._qkv[q + kv :],
+            "self_attn.o_proj": self._out,
+            "post_attention_layernorm": self._mlp_norm,
+            "mlp.gate_proj": self._gate_up[:wide],
+            "mlp.up_proj": self._gate_up[wide:],
+            "mlp.down_proj": self._down,
+        }
 
     def __call__(self, x: Tensor, kv: Tensor, span: Span) -> Tensor:
         """``kv``: [2, kv_heads, max_tokens, head_dim], this layer's; [start, stop) is written."""
@@ -117,7 +93,9 @@ class Layer:
 
 class Decoder:
     """Layers [first, stop) of a model, with room for ``max_tokens`` positions.
-    ``embedding`` and ``head`` (with the final norm): whether it has them.
+
+    ``embedding`` and ``head`` (with the final norm): whether it has them. Raises UserError where
+    the model was not made for so many positions.
     """
 
     def __init__(
@@ -131,6 +109,10 @@ class Decoder:
         embedding: bool,
         head: bool,
     ) -> None:
+        if max_tokens > spec.max_position:
+            most = f"the model was made for {spec.max_position} (max_position_embeddings)"
+            raise UserError(f"[model] max_tokens = {max_tokens}: {most}")
+
         def new(*shape: int) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
 
@@ -147,18 +129,30 @@ class Decoder:
     def load(self, checkpoint: Checkpoint, bump: Callable[[], None]) -> None:
         """Fill all weights, reading one tensor at a time. Errors: UserError, also for a tensor that
         this decoder would ignore or that has another shape than config.json implies."""
-        check_tensors(self.spec, checkpoint)
+        self._check_names(checkpoint)
         if self._embedding is not None:
             _fill(self._embedding, checkpoint, EMBEDDING)
             bump()
         for index, layer in enumerate(self._layers, self._first):
-            layer.load(checkpoint, index)
+            for name, weight in layer.parts.items():
+                _fill(weight, checkpoint, LAYER.format(index, name))
             bump()
         if self._norm is not None and self._head is not None:
             _fill(self._norm, checkpoint, NORM)
             if self._head is not self._embedding:
                 _fill(self._head, checkpoint, EMBEDDING if self.spec.tied_head else HEAD)
             bump()
+
+    def _check_names(self, checkpoint: Checkpoint) -> None:
+        # Old files hold the rope's angles; a tied head may be stored as well.
+        known = {EMBEDDING, NORM, HEAD}
+        for i in range(self.spec.layers):
+            known.add(f"model.layers.{i}.self_attn.rotary_emb.inv_freq")
+            known |= {LAYER.format(i, name) for name in self._layers[0].parts}
+        for name in checkpoint.tensors:
+            if name not in known:
+                kind = self.spec.architecture
+                raise UserError(f"{checkpoint.path}: tensor {name}: a {kind} has none such")
 
     def embed(self, ids: Tensor) -> Tensor:
         """int [n] -> [n, hidden]."""
@@ -175,7 +169,8 @@ class Decoder:
 
     def logits(self, x: Tensor) -> Tensor:
         """[n, hidden] -> float32 [n, vocab]."""
-        assert self._norm is not None and self._head is not None
+        assert self._norm is not None
+        assert self._head is not None
         x = F.rms_norm(x, (self.spec.hidden_size,), self._norm, self.spec.rms_norm_eps)
         return F.linear(x, self._head).float()
 
@@ -199,14 +194,9 @@ def _rope(
     return cos.to(device, dtype), sin.to(device, dtype)
 
 
-def _fill(weight: Tensor, checkpoint: Checkpoint, *names: str) -> None:
-    """Stack the named tensors into ``weight``, along its first axis."""
-    shapes = [checkpoint.info(name).shape for name in names]
-    rows = sum(shape[0] for shape in shapes if shape)
-    if any((rows, *shape[1:]) != weight.shape for shape in shapes):
-        said = ", ".join(f"{n} {list(s)}" for n, s in zip(names, shapes, strict=True))
-        raise UserError(f"{checkpoint.path}: {said}: must have {list(weight.shape)} together")
-    at = 0
-    for name, shape in zip(names, shapes, strict=True):
-        weight[at : at + shape[0]].copy_(checkpoint.read(name))
-        at += shape[0]
+def _fill(weight: Tensor, checkpoint: Checkpoint, name: str) -> None:
+    shape = checkpoint.info(name).shape
+    if shape != tuple(weight.shape):
+        want = list(weight.shape)
+        raise UserError(f"{checkpoint.path}: tensor {name} is {list(shape)}: must be {want}")
+    weight.copy_(checkpoint.read(name))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from nodes.engine.solo import NoProgress, Solo, one_stage
@@ -293,8 +295,6 @@ def test_what_only_a_bug_can_do_is_said(models: dict[str, Path]) -> None:
 
 def resaved(path: Path, to: Path, **changes: torch.Tensor | None) -> str:
     """A copy with some tensors replaced, added or (None) removed; ``__`` stands for a dot."""
-    from safetensors.torch import load_file, save_file
-
     tensors: dict[str, Any] = load_file(path / "model.safetensors")
     tensors |= {name.replace("__", "."): tensor for name, tensor in changes.items()}
     to.mkdir(exist_ok=True)
@@ -312,6 +312,13 @@ def resaved(path: Path, to: Path, **changes: torch.Tensor | None) -> str:
         ({"model__layers__2__mlp__up_proj__weight": None}, "layers.2.mlp.up_proj"),
         ({"model__layers__2__mlp__up_proj__weight": torch.zeros(71, 48)}, "layers.2.mlp.up_proj"),
         ({"model__layers__2__mlp__up_proj__weight": torch.zeros(72, 47)}, "layers.2.mlp.up_proj"),
+        (
+            {  # as many rows in all, but not the right ones
+                "model__layers__2__self_attn__q_proj__weight": torch.zeros(40, 48),
+                "model__layers__2__self_attn__k_proj__weight": torch.zeros(24, 48),
+            },
+            "layers.2.self_attn.q_proj",
+        ),
         ({"model__layers__2__input_layernorm__weight": torch.tensor(1.0)}, "input_layernorm"),
         ({"model__embed_tokens__weight": torch.zeros(212, 48)}, "embed_tokens"),
     ],
@@ -324,9 +331,13 @@ def test_a_checkpoint_that_is_not_the_configs_is_refused_by_name(
         Decode(plan(path, (0, 4)))
 
 
-def test_an_unknown_device_is_refused_by_name(models: dict[str, Path]) -> None:
-    from dataclasses import replace
+def test_more_positions_than_the_model_was_made_for_are_refused(models: dict[str, Path]) -> None:
+    Decode(plan(str(models["grouped, tied"]), (0, 4), max_tokens=128))
+    with pytest.raises(UserError, match="max_tokens = 129: the model was made for 128"):
+        Decode(plan(str(models["grouped, tied"]), (0, 4), max_tokens=129))
 
+
+def test_an_unknown_device_is_refused_by_name(models: dict[str, Path]) -> None:
     topology = plan(str(models["grouped, tied"]), (0, 4))
     for device in ("tpu", "cuda:99", "cpu:x"):
         engine = TorchPrefill(topology, replace(topology.stages[0], device=device))
@@ -334,13 +345,9 @@ def test_an_unknown_device_is_refused_by_name(models: dict[str, Path]) -> None:
             engine.load(QUIET)
 
 
-def test_weights_in_bfloat16_serve_a_float32_plan(
-    models: dict[str, Path], tmp_path: Path
-) -> None:
+def test_weights_in_bfloat16_serve_a_float32_plan(models: dict[str, Path], tmp_path: Path) -> None:
     path = models["grouped, tied"]
-    rounded = {
-        name: Checkpoint(path).read(name).bfloat16() for name in Checkpoint(path).tensors
-    }
+    rounded = {name: Checkpoint(path).read(name).bfloat16() for name in Checkpoint(path).tensors}
     widened = {name: tensor.float() for name, tensor in rounded.items()}
     short, wide = (
         resaved(path, tmp_path / kind, **{n.replace(".", "__"): t for n, t in tensors.items()})

@@ -12,7 +12,7 @@ import pytest
 
 import zpd
 from tests.process.harness import gone, send, wait_until
-from tools.launch import Running, child_environment, is_local, last_lines, make_run_dir
+from tools.launch import Running, child_environment, is_local, last_lines
 from zpd.errors import UserError
 from zpd.topology import Model, Node, Timeouts, Topology
 
@@ -92,13 +92,6 @@ def test_nodes_of_other_machines_are_not_started(tmp_path: Path) -> None:
         Running(Topology("t", "t.toml", Model("toy"), (away,)), tmp_path)
     assert is_local("tcp://127.0.0.1:4000")
     assert is_local("tcp://localhost:4000")
-
-
-def test_a_run_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
-    topology = Topology("t", "t.toml", Model("toy"), ())
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"--run-dir .*file"):
-        make_run_dir(topology, tmp_path / "file")
 
 
 def test_a_child_finds_the_same_zpd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

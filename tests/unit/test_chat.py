@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import gc
+import os
 from collections.abc import Iterator
 
 import psutil
@@ -111,6 +112,16 @@ def test_its_process_ends_with_it() -> None:
     del template
     gc.collect()
     assert psutil.Process().children() == []
+
+
+def test_a_process_that_somebody_ended_is_replaced() -> None:
+    template = ChatTemplate("{{ messages[0].role }}", {})
+    assert template.render(MESSAGES) == "user"
+    [process] = psutil.Process().children()
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, and its end not collected
+    assert template.render(MESSAGES) == "user"
+    template.close()
 
 
 def test_long_messages_pass() -> None:

@@ -26,7 +26,7 @@ def converted(tmp_path: Path) -> tuple[Path, dict[str, np.ndarray]]:
     target.mkdir()
     seen: list[tuple[int, int]] = []
     convert(tmp_path / "tiny.gguf", target, lambda done, total: seen.append((done, total)))
-    assert seen == [(i + 1, len(meaning)) for i in range(len(meaning))]
+    assert seen == [(i, len(meaning)) for i in range(len(meaning) + 1)]
     return target, meaning
 
 

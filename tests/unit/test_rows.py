@@ -42,9 +42,7 @@ def test_from_starting_to_ready() -> None:
     assert len(update(board)) == 3
     assert set(states(board).values()) == {State.STARTING}
     changed = update(board, s=View(True, why="loading the model"))
-    assert [str(r).split(" ", 1)[1] for r in changed] == [
-        "s (prefill, pid 7) waiting: loading the model"
-    ]
+    assert [str(r) for r in changed] == ["s (prefill, pid 7) waiting: loading the model"]
     update(board, c=UP, s=UP, d=UP)
     assert board.ready
     assert not_ready(board.rows) == ""

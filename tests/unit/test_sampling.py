@@ -73,7 +73,8 @@ def test_top_k_prefers_lower_ids_in_a_tie() -> None:
 
 @pytest.mark.parametrize(
     ("p", "left"),
-    [(1e-9, {1}), (0.39, {1}), (0.41, {1, 3}), (0.64, {1, 3}), (0.66, {1, 3, 4}), (0.96, {0, 1, 2, 3, 4})],
+    [(1e-9, {1}), (0.39, {1}), (0.41, {1, 3}), (0.64, {1, 3}), (0.66, {1, 3, 4}),
+     (0.96, {0, 1, 2, 3, 4})],
 )  # fmt: skip
 def test_top_p_keeps_the_shortest_run_that_reaches_it(p: float, left: set[int]) -> None:
     assert reachable(Sampling(temperature=1, top_p=p)) == left

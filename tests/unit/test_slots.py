@@ -374,8 +374,10 @@ def test_a_dead_coordinator_leaves_nothing_behind() -> None:
     w.serve(w.reserve(1))
     w.reserve(2)
     w.reserve(3)
+    w.reserve(4)
     actions = w.do(w.owner.coordinator_gone(0, C))
     assert StopLane(att(1), 0) in actions
+    assert not any(isinstance(a, Granted) for a in actions), "a freed slot is not for the dead"
     assert "filling" not in w.names and not w.owner.queue
     newer = Ring(Term(C + 1, 1), (11, 12))
     for name in ("a", "b"):

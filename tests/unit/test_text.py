@@ -216,6 +216,15 @@ def test_a_tokenizer_that_is_not_byte_level_is_refused(tmp_path: Path) -> None:
         TokenizerText(path)
 
 
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
+    path = write_directory(tmp_path / "m")
+    larger = tokenizer()
+    larger.add_tokens(["one more"])
+    larger.save(str(path / "tokenizer.json"))
+    with pytest.raises(UserError, match=r"has 267 tokens; allowed: at most .* 266"):
+        TokenizerText(path)
+
+
 def test_a_model_without_a_template_takes_raw_prompts_only(tmp_path: Path) -> None:
     path = write_directory(tmp_path / "m")
     (path / "chat_template.jinja").unlink()

@@ -46,6 +46,7 @@ def convert(source: Path, target: Path, report: Callable[[int, int], None]) -> N
     gguf = GgufFile(source)
     if gguf.get("general.architecture") != "llama":
         raise gguf.wrong("general.architecture", "llama")
+    report(0, len(gguf.tensors))
     config = _config(gguf)
     _write_json(target / CONFIG, config)
     _write_json(
