@@ -244,9 +244,7 @@ class Coordinator(Actor):
 
     def _refuse(self, uid: str, outcome: Outcome, detail: str) -> None:
         client = self._over(uid, outcome, detail, {})
-        self.context.event(
-            "request_refused", label=client.label, outcome=outcome, detail=detail
-        )
+        self.context.event("request_refused", label=client.label, outcome=outcome, detail=detail)
 
     def _cancel(self, peer: str, message: Cancel) -> None:
         client = self.clients.get(message.uid)
@@ -354,9 +352,7 @@ class Coordinator(Actor):
         detokeniser = client.detokeniser  # behind the text that is still being made
         self.context.submit(lambda p: detokeniser.push((), final=True), done, worker="way_out")
 
-    def _over(
-        self, uid: str, outcome: Outcome, detail: str, spans: dict[str, float]
-    ) -> _Client:
+    def _over(self, uid: str, outcome: Outcome, detail: str, spans: dict[str, float]) -> _Client:
         """The one terminal answer."""
         client = self.clients.pop(uid)
         client.over = True

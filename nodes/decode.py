@@ -97,9 +97,7 @@ class DecodeNode(Actor):
                 self._reserve(message, blobs)
             elif isinstance(message, Release):
                 self.answers.pop(message.att, None)
-                self._do(
-                    self.owner.release(now, message.att, message.reason, message.never_sent)
-                )
+                self._do(self.owner.release(now, message.att, message.reason, message.never_sent))
             else:
                 raise RemoteError("not_for_me", f"{type(message).__name__} from {peer}")
         elif isinstance(message, Kv | End | Opened) and peer == message.writer:
@@ -169,9 +167,7 @@ class DecodeNode(Actor):
                 self.context.send(self.coordinator, Grant(action.att, action.use, action.waited))
             elif isinstance(action, OwnerEnded):
                 self.answers.pop(action.att, None)
-                self.context.send(
-                    self.coordinator, Ended(action.att, action.reason, action.detail)
-                )
+                self.context.send(self.coordinator, Ended(action.att, action.reason, action.detail))
             elif isinstance(action, StartImport):
                 self._import(action)
             elif isinstance(action, StopLane):

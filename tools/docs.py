@@ -6,10 +6,12 @@ With ``--check`` it writes nothing and fails where one is out of date; a test do
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from zpd.errors import OUTCOMES
 from zpd.events import EVENTS, HEAD
+from zpd.reservation import HOLDER_ROWS, IMPORT, NOT_FOR_IMPORT, USER_ROWS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -37,11 +39,71 @@ def events() -> str:
     return "\n".join(lines) + "\n"
 
 
+def reservation() -> str:
+    """docs/reservation.md, from the tables of ``zpd.reservation``."""
+    return "\n".join([
+        "# The reservation machine",
+        "",
+        "When may a source slot's memory be used again? This page is made from the tables in",
+        "`zpd/reservation.py` by `python -m tools.docs`; do not edit it. An event that has no arrow",
+        "or row here is illegal there: it raises and changes nothing.",
+        "",
+        "One machine for the holder, the request that the slot was granted to:",
+        "",
+        *_machine(HOLDER_ROWS, "none"),
+        "",
+        "One for each user that may still touch the memory: every writer, and the local import",
+        f"(`{IMPORT}`), to which {_and(NOT_FOR_IMPORT)} never apply:",
+        "",
+        *_machine(USER_ROWS, "quiet"),
+        "",
+        "They settle together: holder `released` and every user `quiet` -> holder `none`, and the",
+        "epoch grows by one. Nothing else frees a slot. RESERVE and OPENED for every writer are one",
+        "step, the grant. No writer is fenced while the import reads.",
+        "",
+        "| holder or user | event | becomes |",
+        "|---|---|---|",
+        *(f"| {a} | {e} | {b} |" for (a, e), b in (HOLDER_ROWS | USER_ROWS).items()),
+    ]) + "\n"  # fmt: skip
+
+
+def _machine(rows: Mapping[tuple[str, str], str], start: str) -> list[str]:
+    """A Mermaid picture; parallel arrows are drawn as one."""
+    arrows: dict[tuple[str, str], list[str]] = {}
+    for (before, event), after in rows.items():
+        arrows.setdefault((before, after), []).append(event)
+    drawn = [f"    {a} --> {b}: {', '.join(events)}" for (a, b), events in arrows.items()]
+    return ["```mermaid", "stateDiagram-v2", f"    [*] --> {start}", *drawn, "```"]
+
+
+def _and(words: Iterable[str]) -> str:
+    *first, last = sorted(words)
+    return f"{', '.join(first)} and {last}"
+
+
+def outcomes() -> str:
+    """docs/outcomes.md, from the catalogue in ``zpd.errors``."""
+    return "\n".join([
+        "# Outcomes",
+        "",
+        "Every request ends in exactly one of these. This page is made from `zpd/errors.py` by",
+        "`python -m tools.docs`; do not edit it. The exit code is that of `zpd ask`.",
+        "",
+        "| outcome | exit code | meaning |",
+        "|---|---|---|",
+        *(f"| `{o}` | {i.exit_code} | {i.meaning} |" for o, i in OUTCOMES.items()),
+    ]) + "\n"  # fmt: skip
+
+
 def _fields(fields: Mapping[str, str]) -> list[str]:
     return ["| field | meaning |", "|---|---|"] + [f"| `{k}` | {v} |" for k, v in fields.items()]
 
 
-DOCUMENTS: dict[str, Callable[[], str]] = {"docs/events.md": events}
+DOCUMENTS: dict[str, Callable[[], str]] = {
+    "docs/events.md": events,
+    "docs/reservation.md": reservation,
+    "docs/outcomes.md": outcomes,
+}
 
 
 def stale(root: Path = ROOT) -> list[str]:

@@ -25,7 +25,7 @@ from zpd.configkeys import (
     whole,
 )
 from zpd.errors import ConfigError
-from zpd.layers import MAX_LAYERS, layer_count, split
+from zpd.layers import MAX_LAYERS, TOY, layer_count, split
 from zpd.topology import ROLES, Model, Node, Timeouts, Topology
 
 MAX_FILE = 2**20  # bytes; a file longer than this is no topology
@@ -62,6 +62,7 @@ SECTIONS: dict[str, dict[str, Key]] = {
         "dtype": Key(one_of(*DTYPES), Node.dtype),
         "max_tokens": Key(whole(2, 2**24), Model.max_tokens),
         "layers": Key(whole(1, MAX_LAYERS), 0),
+        "toy_seconds": Key(seconds(0, 60), Model.toy_seconds),
     },
     "prefill": {
         "chunk": Key(whole(1, 2**20), Topology.chunk),
@@ -122,7 +123,9 @@ def parse(data: Mapping[str, Any], problems: Problems) -> Topology:
     return Topology(
         name=s["topology"]["name"],
         file=problems.file,
-        model=Model(s["model"]["name"], s["model"]["max_tokens"], count),
+        model=Model(
+            s["model"]["name"], s["model"]["max_tokens"], count, s["model"]["toy_seconds"]
+        ),
         nodes=tuple(
             Node(
                 name=n["name"],
@@ -181,6 +184,9 @@ def _check_numbers(problems: Problems, sections: Mapping[str, Mapping[str, Any]]
             least = f"{factor}[{small[0]}] {small[1]} = {a * times:g}"
             problems.add(f"[{big[0]}] {big[1]}", f"must be at least {least}: {why}", b)
 
+    toy_seconds = sections["model"].get("toy_seconds")
+    if toy_seconds and sections["model"].get("name", TOY) != TOY:
+        problems.add("[model] toy_seconds", "only the model toy has this key", toy_seconds)
     need(("prefill", "chunk"), ("model", "max_tokens"), "a chunk must fit a slot")
     need(("prefill", "chunk"), ("prefill", "bytes"), "one op's token ids must fit the window", 4)
     t = "timeouts"

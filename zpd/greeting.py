@@ -11,6 +11,7 @@ from zpd.session import CONTROL
 from zpd.wire import PROTOCOL, Envelope
 
 MAX_CLIENTS = 256  # sessions: each costs heartbeats and a queue
+MAX_SHOWN = 256  # characters of a fact in a refusal
 MAX_CLIENT_NAME = 64  # characters; it is shown in logs and is part of a routing id
 
 
@@ -32,7 +33,8 @@ def differ(
         return Refused("mismatch", "role", expected_role, role)
     for key, value in mine.items():
         if key in facts and facts[key] != value:
-            return Refused("mismatch", key, value, facts[key])
+            # Cut, or a long value of theirs makes an answer that is too long to send.
+            return Refused("mismatch", key, value[:MAX_SHOWN], facts[key][:MAX_SHOWN])
     return None
 
 
@@ -59,7 +61,7 @@ def refuse_client(
         return Refused("target", "name", me.name, envelope.target)
     if hello.role != CLIENT:
         return Refused("unknown_node", "role", CLIENT, hello.role)
-    if not 1 <= len(name) <= MAX_CLIENT_NAME or not name.isprintable():
+    if not 1 <= len(name) <= MAX_CLIENT_NAME or not name.isprintable() or name == me.name:
         return Refused("client_name", "name", f"1 to {MAX_CLIENT_NAME} characters", name)
     if hello.link != CONTROL:
         return Refused("link", "link", CONTROL, hello.link)

@@ -16,13 +16,13 @@ The caller carries out the actions in order, and calls ``unsent`` for what a soc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from zpd.actions import Action, Deliver, InboundDown, LinkDown, LinkUp, Refusal
 from zpd.errors import RemoteError
-from zpd.greeting import Known, differ, explain, refuse_client, refuse_node
+from zpd.greeting import differ, explain
+from zpd.inbound import Inbound, stranger
+from zpd.lines import Line, Lines, State
 from zpd.messages import (
     Ask,
     Cancel,
@@ -33,38 +33,13 @@ from zpd.messages import (
     StatusAsk,
     Welcome,
 )
-from zpd.peers import Peer, Peers
-from zpd.place import ANYONE, Place
+from zpd.peers import Peers
+from zpd.place import Place
 from zpd.session import BULK, CONTROL, Order, Session, route_of
-from zpd.sockets import Dial, Hangup, Outgoing, Part, SendBack
+from zpd.sockets import Dial, Outgoing, Part, SendBack
 from zpd.wire import PROTOCOL, Blob, Envelope, decode
 
-FIRST_DELAY = 0.1  # seconds before the next dial; doubles for each failure
-LAST_DELAY = 1.0
-REFUSED_DELAY = 2.0  # the listener said no: only an operator can change that
 FROM_CLIENTS = (Ask, Cancel, StatusAsk)  # besides HELLO and heartbeats
-
-
-class State(StrEnum):
-    WAITING = "waiting"  # until ``until``, to dial again
-    DIALLING = "dialling"  # no connection yet; until ``until``
-    GREETING = "greeting"  # HELLO sent; until ``until``
-    OPEN = "open"
-
-
-@dataclass
-class Line:
-    """One link that this node dials, over all its sessions."""
-
-    peer: str
-    link: str
-    address: str
-    state: State = State.WAITING
-    until: float = 0.0
-    delay: float = FIRST_DELAY
-    number: int = 0
-    session: Session | None = None
-    why: str = "not dialled yet"  # it is not open
 
 
 class Links:
@@ -76,23 +51,19 @@ class Links:
         # Others, such as a stage's neighbours, are known by their bulk links alone.
         pairs = [(peer, link) for peer, link, _ in place.dials] + list(place.expected)
         self._near = {peer for peer, link in pairs if link == CONTROL}
-        self._lines = {(peer, link): Line(peer, link, to) for peer, link, to in place.dials}
-        self._dialled: dict[int, Line] = {}  # by the number of the socket
-        self._routes: dict[bytes, Session] = {}  # that others dialled
-        self._inbound: dict[tuple[str, str], Session] = {}  # the same, by (peer, link)
-        self._clients = 0  # of these, how many are clients'
-        self._numbers = 0
+        self._lines = Lines(place)
+        self._inbound = Inbound(place)
         self.due = float("inf")  # when ``tick`` has something to do
 
     # ---- what happens ------------------------------------------------------------------------
 
     def start(self, now: float) -> list[Action]:
         self.due = now + self._times.heartbeat
-        return [self._dial(line, now) for line in self._lines.values()]
+        return [self._dial(line, now) for line in self._lines]
 
     def connected(self, number: int, now: float) -> list[Action]:
         """A dialled socket can send."""
-        line = self._dialled.get(number)
+        line = self._lines.of(number)
         if line is None or line.state is not State.DIALLING:
             return []
         line.state = State.GREETING
@@ -104,17 +75,17 @@ class Links:
 
     def closed(self, number: int, why: str, now: float) -> list[Action]:
         """A dialled socket has no connection any more, or got none."""
-        line = self._dialled.get(number)
+        line = self._lines.of(number)
         return [] if line is None else self._drop(line, why, now)
 
     def gone(self, route: bytes, now: float) -> list[Action]:
         """A connection to the mailbox is no more."""
-        session = self._routes.get(route)
+        session = self._inbound.at(route)
         return [] if session is None else self._retire(session, "the connection broke", now)
 
     def received(self, number: int, frames: Sequence[Part], now: float) -> list[Action]:
         """A message came on a dialled socket."""
-        line = self._dialled.get(number)
+        line = self._lines.of(number)
         session = line.session if line else None
         if line is None or session is None:
             return []
@@ -122,8 +93,8 @@ class Links:
             envelope, message, blobs = decode(frames)
         except RemoteError as error:
             return [Refusal(error.reason, line.peer, line.link, error.detail)]
-        if wrong := self._misdirected(envelope, session):
-            return [wrong]
+        if wrong := session.misdirected(envelope):
+            return [_refuse(wrong, session, str(envelope))]
         if isinstance(message, Refused):
             return self._refused(line, message, now)
         if line.state is State.GREETING:
@@ -138,10 +109,10 @@ class Links:
             return [Refusal(error.reason, _shown(route), "", error.detail)]
         if route != route_of(envelope.source, envelope.source_incarnation, envelope.session):
             return [Refusal("routing", envelope.source, "", f"came from {_shown(route)}")]
-        session = self._routes.get(route)
+        session = self._inbound.at(route)
         if session is not None:
-            if wrong := self._misdirected(envelope, session):
-                return [wrong]
+            if wrong := session.misdirected(envelope):
+                return [_refuse(wrong, session, str(envelope))]
             return self._take(session, envelope, message, blobs, now)
         if isinstance(message, Hello) and envelope.seq == 0:
             return self._hello(route, envelope, message, now)
@@ -150,15 +121,15 @@ class Links:
     def tick(self, now: float, beat: Heartbeat) -> list[Action]:
         """Dial again, say that this node lives, and find who is silent or stalled."""
         actions: list[Action] = []
-        for line in self._lines.values():
-            if line.session is not None and line.state is State.OPEN:
-                actions += self._keep(line.session, beat, now)
+        for line in self._lines:
+            if line.open is not None:
+                actions += self._keep(line.open, beat, now)
             elif now >= line.until:
                 if line.state is State.WAITING:
                     actions.append(self._dial(line, now))
                 else:
                     actions += self._drop(line, f"no answer in {self._times.handshake} s", now)
-        for session in list(self._routes.values()):
+        for session in self._inbound:
             actions += self._keep(session, beat, now)
         actions += self.peers.tick(now)
         self.due = self._next_due()
@@ -180,9 +151,9 @@ class Links:
     def unsent(self, outgoing: Outgoing) -> None:
         """The socket did not accept this, the session's last frame."""
         if isinstance(outgoing, SendBack):
-            session = self._routes.get(outgoing.route)
+            session = self._inbound.at(outgoing.route)
         else:
-            line = self._dialled.get(outgoing.number)
+            line = self._lines.of(outgoing.number)
             session = line.session if line else None
         if session is not None:
             session.unsent(outgoing.seq)
@@ -200,35 +171,30 @@ class Links:
     def failed(self, peer: str, link: str) -> str:
         """Why the last try to open a link that this node dials failed; "" while one is open or
         under way."""
-        line = self._lines[peer, link]
-        return line.why if line.state is State.WAITING else ""
+        line = self._lines.to(peer, link)
+        return line.why if line and line.state is State.WAITING else ""
 
     def statistics(self, now: float) -> dict[str, Any]:
         """Plain values for a status: every peer, every link dialled, every session inbound."""
         return {
-            "peers": {p.name: _peer_status(p, now) for p in self.peers if p.name in self._near},
+            "peers": {p.name: p.status(now) for p in self.peers if p.name in self._near},
             "links": [
                 {"peer": ln.peer, "link": ln.link, "state": str(ln.state), "number": ln.number}
                 | ({} if ln.state is State.OPEN else {"why": ln.why})
-                for ln in self._lines.values()
+                for ln in self._lines
             ],
             "inbound": [
                 {"peer": s.peer, "link": s.link, "number": s.number, "client": s.client}
-                for s in self._routes.values()
+                for s in self._inbound
             ],
         }
 
     # ---- dialled sessions --------------------------------------------------------------------
 
     def _dial(self, line: Line, now: float) -> Dial:
-        self._numbers += 1
-        line.number = self._numbers
-        line.state = State.DIALLING
-        line.until = now + self._times.handshake
+        dial = self._lines.dial(line, now)
         self.due = min(self.due, line.until)
-        self._dialled[line.number] = line
-        route = route_of(self._me.name, self._me.incarnation, line.number)
-        return Dial(line.number, line.peer, line.link, line.address, route)
+        return dial
 
     def _welcomed(
         self, line: Line, session: Session, envelope: Envelope, message: Message, now: float
@@ -250,7 +216,7 @@ class Links:
         actions = self._renew(peer, incarnation, now)
         session.peer, session.peer_incarnation = peer, incarnation
         session.heard = now
-        line.state, line.delay, line.why = State.OPEN, FIRST_DELAY, ""
+        self._lines.welcomed(line)
         self._watch(session)
         return [
             *actions,
@@ -268,14 +234,10 @@ class Links:
 
     def _drop(self, line: Line, why: str, now: float, *, slow: bool = False) -> list[Action]:
         """Leave this socket; dial again after a while."""
-        session, was_open = line.session, line.state is State.OPEN
-        actions: list[Action] = [Hangup(line.number)]
-        del self._dialled[line.number]
-        line.session, line.state, line.why = None, State.WAITING, why
-        line.until = now + (REFUSED_DELAY if slow else line.delay)
-        line.delay = min(2 * line.delay, LAST_DELAY)
+        session = line.open
+        actions: list[Action] = [self._lines.leave(line, why, now, slow=slow)]
         self.due = min(self.due, line.until)
-        if session is not None and was_open:
+        if session is not None:
             actions.append(LinkDown(line.peer, line.link, session.number, why))
             actions += self.peers.ended(session, why, now)
         return actions
@@ -284,8 +246,8 @@ class Links:
 
     def _hello(self, route: bytes, envelope: Envelope, hello: Hello, now: float) -> list[Action]:
         peer, incarnation = envelope.source, envelope.source_incarnation
-        client = peer not in self._me.roles
-        wrong = self._unacceptable(envelope, hello, client)
+        client = peer not in self.peers
+        wrong = self._inbound.refusal(envelope, hello, self._facts, self.peers)
         me = self._me
         session = Session(
             me.name, me.incarnation, peer, incarnation, hello.link, envelope.session, route,
@@ -298,54 +260,29 @@ class Links:
                 Refusal(wrong.reason, peer, hello.link, detail, session=True),
             ]
         actions = self._renew(peer, incarnation, now)
-        if old := self._inbound.get((peer, hello.link)):
+        if old := self._inbound.to(peer, hello.link):
             actions += self._retire(old, "the peer dialled again", now)
-        self._routes[route] = session
-        self._inbound[peer, hello.link] = session
-        if client:
-            self._clients += 1
-        else:
+        self._inbound.add(session, route)
+        if not client:
             self.peers[peer].numbers[hello.link] = session.number
         self._watch(session)
-        self._dial_soon(peer, now)
+        if self._lines.hurry(peer, now):
+            self.due = now
         welcome = session.seal(Welcome(PROTOCOL, me.role, dict(self._facts)))
         return [*actions, welcome, *self.peers.opened(session, now)]
 
-    def _unacceptable(self, envelope: Envelope, hello: Hello, client: bool) -> Refused | None:
-        """Why this HELLO opens no session; None where it does."""
-        me, name = self._me, envelope.source
-        if envelope.target_incarnation not in (0, me.incarnation):
-            to = str(envelope.target_incarnation)
-            return Refused("target", "incarnation", str(me.incarnation), to)
-        if client:
-            old = self._inbound.get((name, hello.link))
-            known = Known(old.peer_incarnation, old.number) if old else Known(0, 0)
-            return refuse_client(me, envelope, hello, known, self._clients)
-        peer = self.peers[name]
-        known = Known(peer.incarnation, peer.numbers.get(hello.link, 0))
-        return refuse_node(me, self._facts, envelope, hello, known)
-
     def _stranger(self, route: bytes, envelope: Envelope, message: Message) -> list[Action]:
         """Not a HELLO, and no such session: tell its dialler, who may not know that it ended."""
-        name, incarnation = envelope.source, envelope.source_incarnation
-        reason = "no_session"
-        if incarnation < self.peers.newest(name):
-            reason = "old_incarnation"
-        elif name in self.peers and incarnation == self.peers.newest(name):
-            known = max(self.peers[name].numbers.values(), default=0)
-            reason = "old_session" if envelope.session <= known else reason
-        me = self._me
+        me, name, reason = self._me, envelope.source, stranger(envelope, self.peers)
         session = Session(
-            me.name, me.incarnation, name, incarnation, "", envelope.session, route, 0.0, 0.0
-        )
+            me.name, me.incarnation, name, envelope.source_incarnation, "", envelope.session,
+            route, 0.0, 0.0,
+        )  # fmt: skip
         detail = f"{type(message).__name__} of session {_shown(route)}"
         return [session.seal(Refused(reason)), Refusal(reason, name, "", detail)]
 
     def _retire(self, session: Session, why: str, now: float) -> list[Action]:
-        assert session.route is not None
-        del self._routes[session.route]
-        del self._inbound[session.peer, session.link]
-        self._clients -= session.client
+        self._inbound.remove(session)
         down = InboundDown(session.peer, session.link, why)
         return [down, *self.peers.ended(session, why, now)]
 
@@ -381,7 +318,8 @@ class Links:
     def _end(self, session: Session, why: str, now: float, tell: str = "") -> list[Action]:
         """End a session from this side; ``tell`` is the reason for a dialler, who must hear it."""
         if session.route is None:
-            return self._drop(self._dialled[session.number], why, now)
+            line = self._lines.of(session.number)
+            return self._drop(line, why, now) if line else []
         told = [session.seal(Refused(tell))] if tell else []
         return [*told, *self._retire(session, why, now)]
 
@@ -399,57 +337,32 @@ class Links:
         if name not in self.peers or incarnation == self.peers.newest(name):
             return actions
         why = f"replaced by incarnation {incarnation}"
-        for session in [s for s in self._routes.values() if s.peer == name]:
-            actions += self._retire(session, why, now)
-        for line in self._lines.values():
+        for session in self._inbound:
+            if session.peer == name:
+                actions += self._retire(session, why, now)
+        for line in self._lines:
             if line.peer == name and line.state is State.OPEN:
                 actions += self._drop(line, why, now)
         self.peers.renew(name, incarnation)
         return actions
 
-    def _dial_soon(self, name: str, now: float) -> None:
-        """Who says HELLO has a mailbox by now."""
-        for line in self._lines.values():
-            if line.peer == name and line.state is State.WAITING and line.delay > FIRST_DELAY:
-                line.until, line.delay = min(line.until, now), FIRST_DELAY
-                self.due = min(self.due, line.until)
-
-    def _misdirected(self, envelope: Envelope, session: Session) -> Refusal | None:
-        """A frame of this connection that is not of this session."""
-        known = session.peer_incarnation  # 0 until WELCOME
-        if envelope.session != session.number:
-            reason = "old_session"
-        elif (envelope.target, envelope.target_incarnation) != (session.name, session.incarnation):
-            # Only HELLO may leave the name or the incarnation open, and a second HELLO of this
-            # session is a duplicate; ``Session.order`` says so.
-            if session.route is not None and envelope.seq == 0:
-                return None
-            reason = "target"
-        elif session.peer not in (ANYONE, envelope.source):
-            reason = "source"
-        elif known and envelope.source_incarnation != known:
-            reason = "old_incarnation" if envelope.source_incarnation < known else "incarnation"
-        else:
-            return None
-        return _refuse(reason, session, str(envelope))
-
     def _session(self, peer: str, link: str) -> Session | None:
-        line = self._lines.get((peer, link))
+        line = self._lines.to(peer, link)
         if line is not None:
-            return line.session if line.state is State.OPEN else None
-        return self._inbound.get((peer, link))
+            return line.open
+        return self._inbound.to(peer, link)
 
     def _watch(self, session: Session) -> None:
         self.due = min(self.due, session.beat + self._times.heartbeat)
 
     def _next_due(self) -> float:
         times = [self.peers.due()]
-        for line in self._lines.values():
-            if line.session is not None and line.state is State.OPEN:
-                times.append(self._session_due(line.session))
+        for line in self._lines:
+            if line.open is not None:
+                times.append(self._session_due(line.open))
             else:
                 times.append(line.until)
-        times += map(self._session_due, self._routes.values())
+        times += map(self._session_due, self._inbound)
         return min(times)
 
     def _session_due(self, session: Session) -> float:
@@ -458,15 +371,6 @@ class Links:
 
 def _refuse(reason: str, session: Session, detail: str) -> Refusal:
     return Refusal(reason, session.peer, session.link, detail)
-
-
-def _peer_status(peer: Peer, now: float) -> dict[str, Any]:
-    return {
-        "up": peer.up,
-        "incarnation": peer.incarnation,
-        "seconds": round(now - peer.since, 3),
-        "why": peer.why,
-    }
 
 
 def _shown(route: bytes) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from zpd.actions import PeerDown, PeerUp
 from zpd.messages import Heartbeat
@@ -26,6 +27,15 @@ class Peer:
     last: Heartbeat | None = None
     moved: float = 0.0  # when its work last moved, or was idle
     stalled: bool = False
+
+    def status(self, now: float) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "up": self.up,
+            "incarnation": self.incarnation,
+            "seconds": round(now - self.since, 3),
+            "why": self.why,
+        }
 
 
 class Peers:

@@ -139,9 +139,7 @@ class Reservation:
         if self.holder is not Holder.NONE:
             raise self._illegal(Event.RESERVE, "")
         self.users = dict.fromkeys((*writers, IMPORT), User.QUIET)
-        return [self.process(Event.RESERVE)] + [
-            self.process(Event.OPENED, w) for w in self.writers
-        ]
+        return [self.process(Event.RESERVE)] + [self.process(Event.OPENED, w) for w in self.writers]
 
     def process(self, event: Event, user: str = "") -> Step:
         """Apply one event, then settle. ``user`` names a writer or IMPORT; empty for RESERVE and

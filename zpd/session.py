@@ -76,3 +76,18 @@ class Session:
             return Order.GAP
         self.next_in += 1
         return Order.NEXT
+
+    def misdirected(self, envelope: Envelope) -> str:
+        """Why a frame that came on this connection is not of this session; "" where it is."""
+        known = self.peer_incarnation  # 0 until WELCOME
+        if envelope.session != self.number:
+            return "old_session"
+        if (envelope.target, envelope.target_incarnation) != (self.name, self.incarnation):
+            # Only HELLO may leave the target open, and a second one is a duplicate.
+            again = self.route is not None and envelope.seq == 0
+            return "" if again else "target"
+        if self.peer and envelope.source != self.peer:
+            return "source"
+        if known and envelope.source_incarnation != known:
+            return "old_incarnation" if envelope.source_incarnation < known else "incarnation"
+        return ""

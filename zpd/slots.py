@@ -123,8 +123,10 @@ class Owner:
     @property
     def idle(self) -> bool:
         """No one waits, every slot is free, every lane is free. A drain is not idle (R18)."""
-        return not self.queue and not any(self.lanes) and all(
-            s.reservation.holder is Holder.NONE for s in self.slots
+        return (
+            not self.queue
+            and not any(self.lanes)
+            and all(s.reservation.holder is Holder.NONE for s in self.slots)
         )
 
     def open_term(self) -> Term | None:
@@ -151,9 +153,7 @@ class Owner:
         self.queue.append(_Waiting(att, ring, n_prompt, now))
         return [*actions, *self._grant(now)]
 
-    def release(
-        self, now: float, att: Attempt, reason: str, never_sent: bool
-    ) -> list[Action]:
+    def release(self, now: float, att: Attempt, reason: str, never_sent: bool) -> list[Action]:
         """RELEASE: the attempt is over, wherever it is: queued, in a slot, in a lane, or unknown.
 
         ``never_sent`` is the coordinator's word that no op of it was or will be sent."""
@@ -363,17 +363,13 @@ class Owner:
         """Free the lane of an attempt, unless its import still copies into it."""
         if att not in self.lanes:
             return []
-        importing = any(
-            s.att == att and s.lane >= 0 and not s.imported for s in self.slots
-        )
+        importing = any(s.att == att and s.lane >= 0 and not s.imported for s in self.slots)
         lane = self.lanes.index(att)
         if not importing:
             self.lanes[lane] = None
         return [StopLane(att, lane)]
 
-    def _quiet(
-        self, now: float, slot: _Slot, writer: str, event: Event, why: str
-    ) -> list[Action]:
+    def _quiet(self, now: float, slot: _Slot, writer: str, event: Event, why: str) -> list[Action]:
         """Apply CLOSED, LOST or REPLACED to a writer that is not quiet. If its KV is incomplete the
         attempt can never be served: the owner releases it in the same step."""
         if slot.reservation.users[writer] is User.QUIET:

@@ -45,6 +45,7 @@ class Model:
     name: str  # a pulled model, a local directory in the Hugging Face format, or "toy"
     max_tokens: int = 2048  # room of a slot: prompt and answer, in tokens
     layers: int = 0  # how many the model has
+    toy_seconds: float = 0.0  # of the toy only: what each op, import and decode step takes at least
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,8 @@ class ZmqSockets:
             mailbox.bind(_resolved(address))
         except (zmq.ZMQError, OSError) as error:
             mailbox.close(linger=0)
-            raise UserError(f"address {address}: cannot be bound: {error.strerror}") from None
+            why = zmq.strerror(error.errno or 0) if isinstance(error, zmq.ZMQError) else error
+            raise UserError(f"address {address}: cannot be bound: {why}") from None
         self._mailbox = mailbox
         self._poller.register(mailbox, zmq.POLLIN)
         return mailbox.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -143,7 +144,7 @@ class ZmqSockets:
         try:
             dealer.connect(dial.address)
         except zmq.ZMQError as error:
-            self._dialled[dial.number].broken = f"{dial.address}: {error.strerror}"
+            self._dialled[dial.number].broken = f"{dial.address}: {error}"
 
     def hangup(self, number: int) -> None:
         dialled = self._dialled.pop(number, None)

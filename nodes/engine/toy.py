@@ -11,6 +11,7 @@ not at all changes the answer, even where the same prompt was imported before.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ HIDDEN = 1
 KV_HEADS = 1
 HEAD_DIM = 2
 DTYPE = "uint64"
+PIECE = 0.02  # seconds of waiting between two bumps
 
 Array = np.ndarray[Any, Any]
 
@@ -58,6 +60,7 @@ class ToyPrefill:
         if not start < stop <= self._kv.shape[4]:
             raise RemoteError("op", f"[{start}, {stop}) does not fit a row")
         h = _embed(_tokens(x)) if self._first == 0 else _activations(x)
+        _take(self._topology, progress)
         kv = self._kv[row]
         if start == 0:
             kv[:] = 0
@@ -104,6 +107,7 @@ class ToyDecode:
         sampling: Sampling,
         progress: Progress,
     ) -> int:
+        _take(self._topology, progress)
         source, kv, n = self._slots.kv[slot], self._kv[lane], len(prompt)
         kv[:] = source
         source[:] = 0
@@ -117,6 +121,7 @@ class ToyDecode:
         return held.pick(h)
 
     def step(self, lanes: Sequence[int], progress: Progress) -> list[int]:
+        _take(self._topology, progress)
         return [self._step(lane, progress) for lane in lanes]
 
     def _step(self, lane: int, progress: Progress) -> int:
@@ -173,6 +178,14 @@ def toy_answer(
             logits = np.array([_mix_int(h + t) >> 40 for t in range(VOCAB)], np.float32)
             answer.append(sampler.pick(logits / np.float32(2**20), p + 1))
     return answer
+
+
+def _take(topology: Topology, progress: Progress) -> None:
+    """Be as slow as the config asks for, with the signs of life of a real model."""
+    until = time.monotonic() + topology.model.toy_seconds
+    while (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, PIECE))
+        progress.bump()
 
 
 def _mix_int(x: int) -> int:

@@ -106,6 +106,10 @@ WRONG: dict[str, tuple[str, tuple[str, ...]]] = {
         swap("chunk = 16", "chunk = 16\nlanes = 2"),
         ("[prefill] lanes = 2", "known are: chunk, depth, bytes"),
     ),
+    "key of the toy": (
+        swap('"toy"', '"./m"\nlayers = 4\ntoy_seconds = 0.5'),
+        ("[model] toy_seconds = 0.5", "only the model toy"),
+    ),
     "number as text": (
         swap("chunk = 16", 'chunk = "16"'),
         ('[prefill] chunk = "16"', "must be a whole number from 1 to"),
@@ -350,7 +354,8 @@ def test_shipped_configs(file: Path, zpd_home: Path) -> None:
 def test_the_explained_config_shows_every_key_and_its_default(zpd_home: Path) -> None:
     put_model(zpd_home, "smollm2-135m-instruct", json.dumps({"num_hidden_layers": 30}))
     text = (CONFIGS / "local-2stage.toml").read_text()
-    said = set(re.findall(r"^(\w+) = ", text, re.MULTILINE))
+    toy = (CONFIGS / "toy-2stage.toml").read_text()  # has the keys of the toy model alone
+    said = set(re.findall(r"^(\w+) = ", text + toy, re.MULTILINE))
     left_out = {"layers"} if "layers = 30" not in text else set()
     assert said >= {k for keys in (*SECTIONS.values(), NODE) for k in keys} - left_out
     t = load(CONFIGS / "local-2stage.toml")

@@ -7,11 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from zpd.actions import Action, Deliver, InboundDown, LinkDown, LinkUp, PeerDown, PeerUp, Refusal
 from zpd.greeting import MAX_CLIENTS
 from zpd.ids import Attempt, Term
-from zpd.links import FIRST_DELAY, LAST_DELAY, REFUSED_DELAY, Links
+from zpd.lines import FIRST_DELAY, LAST_DELAY, REFUSED_DELAY
+from zpd.links import Links
 from zpd.messages import (
     MESSAGES,
     Ask,
@@ -195,12 +198,11 @@ def test_redials_back_off_to_a_second_with_a_fresh_socket_each_time() -> None:
 
 def test_an_open_session_resets_the_back_off() -> None:
     bench = Bench(place(dials=((A, "control", "tcp://a:1"),)))
-    bench.start()
+    number = bench.start()[0].number
     for _ in range(4):
-        bench.links.closed(bench.links._numbers, "refused", bench.now)
+        bench.links.closed(number, "refused", bench.now)
         bench.now = bench.links.due
-        bench.tick()
-    number = bench.links._numbers
+        number = of(Dial, bench.tick())[0].number
     bench.open(number)
     bench.links.closed(number, "broke", bench.now)
     assert bench.links.due == bench.now + FIRST_DELAY
@@ -289,6 +291,13 @@ def test_a_hello_that_does_not_fit_is_refused_by_field(
     assert refused.mine in refusal.detail
     assert refused.yours in refusal.detail
     assert len(actions) == 2, "and nothing else happens"
+
+
+def test_a_long_fact_is_refused_like_any_other() -> None:
+    bench = Bench()
+    bench.start()
+    (refused,) = sent(bench.hello(facts={"model": "x" * 65_000}))
+    assert refused == Refused("mismatch", "model", "m1", "x" * 256)
 
 
 def test_facts_that_only_one_side_names_do_not_matter() -> None:
@@ -629,6 +638,7 @@ REFUSED_CLIENTS: list[tuple[str, dict[str, Any], Refused]] = [
     ("bulk", {"link": "bulk"}, Refused("link", "link", "control", "bulk")),
     ("name", {"name": "x" * 65}, Refused("client_name", "name", "1 to 64 characters", "x" * 65)),
     ("unseen", {"name": "x\n"}, Refused("client_name", "name", "1 to 64 characters", "x\n")),
+    ("own", {"name": "me"}, Refused("client_name", "name", "1 to 64 characters", "me")),
     ("target", {"target": "d"}, Refused("target", "name", "me", "d")),
     ("a node", {"name": B}, Refused("mismatch", "role", "prefill", "client")),
 ]
@@ -726,3 +736,43 @@ def test_statistics_show_every_session() -> None:
         {"peer": A, "link": "bulk", "state": "waiting", "number": 2, "why": "broke"},
     ]
     assert [(s["peer"], s["client"]) for s in shown["inbound"]] == [(B, False), ("you", True)]
+
+
+# ---- nothing that a peer sends may raise --------------------------------------------------------
+
+TEXTS = st.sampled_from(["", "me", A, B, "you", "x#1", "\n", "y" * 255])
+NUMBERS = st.sampled_from([0, 1, 2, 3, 7, 2**63 - 1])
+ENVELOPES = st.builds(Envelope, TEXTS, NUMBERS, TEXTS, NUMBERS, NUMBERS, NUMBERS)
+SAID = st.one_of(
+    st.builds(
+        Hello,
+        NUMBERS,
+        st.sampled_from(["prefill", "coordinator", "client", ""]),
+        st.sampled_from(["control", "bulk", ""]),
+        st.dictionaries(st.sampled_from(["model", "topology", "z"]), st.text(max_size=9)),
+    ),
+    st.builds(Welcome, NUMBERS, st.sampled_from(["coordinator", ""]), st.just({})),
+    st.builds(Refused, TEXTS, TEXTS, TEXTS, TEXTS),
+    st.builds(Heartbeat, NUMBERS, st.booleans()),
+    st.just(StatusAsk()),
+    st.builds(Cancel, TEXTS),
+)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), ENVELOPES, SAID, st.booleans()), max_size=12))
+def test_no_frames_of_any_peer_raise_or_break_the_books(
+    frames: list[tuple[int, Envelope, Message, bool]],
+) -> None:
+    bench = opened()
+    for number, head, message, routed in frames:
+        parts = encode(head, message)
+        if number:
+            bench.links.received(number, parts, bench.now)
+        else:
+            own = route_of(head.source, head.source_incarnation, head.session)
+            bench.links.mailed(own if routed else b"b#3#1", parts, bench.now)
+    bench.tick(1.0)
+    shown = bench.links.statistics(bench.now)
+    open_control = {s["peer"] for s in shown["inbound"] if s["link"] == "control"}
+    open_control |= {ln["peer"] for ln in shown["links"] if ln["state"] == "open"}
+    assert {p for p, state in shown["peers"].items() if state["up"]} <= open_control
