@@ -8,6 +8,7 @@ MODEL ?= smollm2-135m-instruct
 PROMPT ?= Explain in three sentences why the sky is blue.
 # Raw, through the environment, so that no character of the prompt means anything to make or shell.
 export ZPD_PROMPT := $(value PROMPT)
+unexport PROMPT
 
 # The first Python that runs and is new enough.
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python; do \

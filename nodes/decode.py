@@ -1,8 +1,8 @@
 """Rooms 6 and 7. The decode node: owner of source slots and lanes, and the only sampler.
 
 The life of a request here: RESERVE queues -> GRANT -> KV lands in the source slot, each chunk after
-the key check -> complete: the compute worker imports it into a lane and samples the first token ->
-the slot drains and is free -> the lane steps until its end. ``zpd.slots.Owner`` decides; this
+the key check -> complete: the compute worker imports it into a lane -> the slot drains and is free
+-> the worker samples the first token -> the lane steps until its end. ``zpd.owner`` decides; this
 file does what it says.
 """
 
@@ -15,13 +15,14 @@ from nodes.engine.base import DecodeEngine
 from nodes.engine.make import decode_engine
 from nodes.facts import facts
 from nodes.sampling import finish_reason
-from zpd.actor import Actor, Context
+from zpd.actor import Actor, Context, Progress
 from zpd.errors import Outcome, RemoteError
 from zpd.ids import NO_TERM, Attempt
 from zpd.messages import End, Ended, Grant, Kv, LinkState, Message, Opened, Release, Reserve, Token
+from zpd.owner import Action, Drain, Granted, Owner, StartImport, StopLane
+from zpd.owner import Ended as OwnerEnded
 from zpd.reservation import Step
-from zpd.slots import Action, Drain, Granted, Owner, StartImport, StopLane, Writer
-from zpd.slots import Ended as OwnerEnded
+from zpd.slots import Writer
 from zpd.topology import Node, Topology
 from zpd.wire import Blob
 
@@ -78,7 +79,7 @@ class DecodeNode(Actor):
             "steps": self.steps,
         }
 
-    # ---- in ------------------------------------------------------------------------------------
+    # ---- in ----------------------------------------------------------------------------------
 
     def on_start(self) -> None:
         self.context.submit(self.engine.load, self._loaded)
@@ -156,7 +157,7 @@ class DecodeNode(Actor):
         )  # fmt: skip
         self._do(self.owner.landed(now, use, writer, message.stop, hidden))
 
-    # ---- out: what the owner decided ---------------------------------------------------------------
+    # ---- out: what the owner decided ---------------------------------------------------------
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
@@ -193,7 +194,7 @@ class DecodeNode(Actor):
             self.context.event("slot_fenced", slot=slot, epoch=epoch, users=users)
         self._do(actions)
 
-    # ---- import and decode: the compute worker ------------------------------------------------------------
+    # ---- import and decode: the compute worker -----------------------------------------------
 
     def _import(self, start: StartImport) -> None:
         answer = self.answers[start.att]
@@ -203,35 +204,60 @@ class DecodeNode(Actor):
         answer.marks["kv"] = self.context.now() - answer.granted
         started = self.context.now()
 
-        def done(token: int, error: BaseException | None) -> None:
-            self._imported(start, started, token, error)
+        def copy(progress: Progress) -> str:
+            slot, prompt, digest = start.use.slot, answer.prompt, ""
+            if self.topology.log_level == "debug":
+                digest = self.engine.kv_digest(slot, len(prompt), progress)
+            self.engine.import_slot(slot, start.lane, prompt, request.sampling, progress)
+            return digest
 
-        self.context.submit(
-            lambda p: self.engine.import_slot(
-                start.use.slot, start.lane, answer.prompt, hidden, request.sampling, p
-            ),
-            done,
-        )
+        def copied(digest: str, error: BaseException | None) -> None:
+            self._imported(start, answer, started, digest, error)
+
+        def sampled(token: int, error: BaseException | None) -> None:
+            self._sampled(start.att, answer, token, error)
+
+        # Both at once, so that no step of other lanes comes between them. Where the copy fails, its
+        # attempt is over by the time that a token of it is sampled, and nobody hears of it.
+        self.context.submit(copy, copied)
+        self.context.submit(lambda p: self.engine.first(start.lane, hidden, p), sampled)
         self.context.event(
             "import_started", att=str(start.att), use=str(start.use), lane=start.lane
         )
 
     def _imported(
-        self, start: StartImport, started: float, token: int, error: BaseException | None
+        self,
+        start: StartImport,
+        answer: _Answer,
+        started: float,
+        digest: str,
+        error: BaseException | None,
     ) -> None:
         now = self.context.now()
         why = "" if error is None else f"import: {type(error).__name__}: {error}"
+        att, use = str(start.att), str(start.use)
+        if digest:
+            self.context.event(
+                "kv_imported", att=att, use=use, n_prompt=len(answer.prompt), digest=digest
+            )
         self.context.event(
-            "import_ended", att=str(start.att), use=str(start.use), lane=start.lane,
-            took=now - started, error=why,
-        )  # fmt: skip
-        answer = self.answers.get(start.att)
+            "import_ended", att=att, use=use, lane=start.lane, took=now - started, error=why
+        )
+        answer.marks["import_end"] = now - answer.granted
         self._do(self.owner.import_ended(now, start.use.slot, why))
-        if answer is not None and not why:
-            answer.stepping = True
-            answer.marks["import_end"] = now - answer.granted
-            self._token(start.att, answer, token)
-            self._step()
+
+    def _sampled(
+        self, att: Attempt, answer: _Answer, token: int, error: BaseException | None
+    ) -> None:
+        if self.answers.get(att) is not answer:
+            return  # it ended while it was imported
+        if error is not None:
+            self._compute_failed(att, "first token", error)
+            return
+        answer.stepping = True
+        answer.marks["sampled"] = self.context.now() - answer.granted
+        self._token(att, answer, token)
+        self._step()
 
     def _step(self) -> None:
         """One decode step of every lane that is decoding, if none is under way."""
@@ -250,7 +276,7 @@ class DecodeNode(Actor):
                 if error is None:
                     self._token(att, answer, tokens[i])
                 else:
-                    self._step_failed(att, error)
+                    self._compute_failed(att, "step", error)
             self._step()
 
         self.context.submit(lambda p: self.engine.step(lanes, p), done)
@@ -267,20 +293,21 @@ class DecodeNode(Actor):
             del self.answers[att]
             self._do(self.owner.lane_done(self.context.now(), answer.lane))
 
-    def _step_failed(self, att: Attempt, error: BaseException) -> None:
+    def _compute_failed(self, att: Attempt, what: str, error: BaseException) -> None:
         answer = self.answers.pop(att)
-        detail = f"step: {type(error).__name__}: {error}"
+        detail = f"{what}: {type(error).__name__}: {error}"
         self.context.send(self.coordinator, Ended(att, Outcome.DECODE_ERROR, detail))
         self._do(self.owner.lane_done(self.context.now(), answer.lane))
 
-    # ---- membership ----------------------------------------------------------------------------------------
+    # ---- membership --------------------------------------------------------------------------
 
     def _tell_open(self) -> None:
         """Tell the coordinator that a term stands open on every KV link, once for each term."""
         term = self.owner.open_term()
-        if self.loaded and term is not None and term > self.told:
-            if self.context.send(self.coordinator, Opened(term, self.node.name)):
-                self.told = term
+        if not self.loaded or term is None or term <= self.told:
+            return
+        if self.context.send(self.coordinator, Opened(term, self.node.name)):
+            self.told = term
 
     def on_peer_up(self, peer: str, incarnation: int) -> None:
         now = self.context.now()

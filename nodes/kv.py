@@ -5,11 +5,13 @@ No torch: any engine's KV lands as the plain numbers that its blobs hold (bfloat
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from zpd.actor import Progress
 from zpd.errors import RemoteError
 from zpd.wire import DTYPES, Blob
 
@@ -67,3 +69,12 @@ class SourceSlots:
         part = self.part(slot, first_layer, start, k, v)
         part[:, 0] = k.numpy()
         part[:, 1] = v.numpy()
+
+    def digest(self, slot: int, stop: int, progress: Progress) -> str:
+        """SHA-256, in hex, of the slot's KV [0, stop): layer by layer, K then V, each
+        [kv_heads, stop, head_dim]. So it does not depend on how the ring is split."""
+        found = hashlib.sha256()
+        for layer in self.kv[slot]:
+            found.update(np.ascontiguousarray(layer[:, :, :stop]))
+            progress.bump()
+        return found.hexdigest()

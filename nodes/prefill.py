@@ -63,7 +63,7 @@ class PrefillNode(Actor):
             "ops": self.ops,
         }
 
-    # ---- in ------------------------------------------------------------------------------------
+    # ---- in ----------------------------------------------------------------------------------
 
     def on_start(self) -> None:
         self.context.submit(self.engine.load, self._loaded)
@@ -94,7 +94,7 @@ class PrefillNode(Actor):
             raise RemoteError(why, "Open")
         self.queue.clear()
 
-    # ---- one thing after the other -------------------------------------------------------------------
+    # ---- one thing after the other -----------------------------------------------------------
 
     def _next(self) -> None:
         while self.queue and not self.computing:
@@ -179,7 +179,7 @@ class PrefillNode(Actor):
         )
         self.context.send(self.onward, onward, blobs, bulk=True)
 
-    # ---- links -----------------------------------------------------------------------------------------
+    # ---- links -------------------------------------------------------------------------------
 
     def on_link_down(self, peer: str, link: str, reason: str) -> None:
         self._tell(LinkState(peer, False, reason), link)

@@ -63,20 +63,28 @@ class Running:
 
     def start(self) -> None:
         """Spawn every local node. Raises UserError where the run directory cannot be written."""
-        environment = child_environment()
         for node in self.nodes:
-            try:
-                with self.stderr(node.name).open("wb") as stderr:
-                    self._processes[node.name] = subprocess.Popen(
-                        self.command(node),
-                        stdin=subprocess.DEVNULL,
-                        stdout=stderr,
-                        stderr=stderr,
-                        env=environment,
-                        start_new_session=True,
-                    )
-            except OSError as e:
-                raise UserError(f"run directory {self.run_dir}: {e.strerror}") from None
+            self._spawn(node)
+
+    def restart(self, name: str) -> None:
+        """Spawn one local node again, whose process has ended; its stderr goes on where it was."""
+        self._processes[name].wait()
+        self.exits.pop(name, None)
+        self._spawn(next(n for n in self.nodes if n.name == name))
+
+    def _spawn(self, node: Node) -> None:
+        try:
+            with self.stderr(node.name).open("ab") as stderr:
+                self._processes[node.name] = subprocess.Popen(
+                    self.command(node),
+                    stdin=subprocess.DEVNULL,
+                    stdout=stderr,
+                    stderr=stderr,
+                    env=child_environment(),
+                    start_new_session=True,
+                )
+        except OSError as e:
+            raise UserError(f"run directory {self.run_dir}: {e.strerror}") from None
 
     def command(self, node: Node) -> list[str]:
         # -P: a foreign package in the current directory must not stand in for one of zpd's.

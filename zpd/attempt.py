@@ -58,7 +58,8 @@ class Live:
 
     def spans(self, now: float) -> dict[str, float]:
         """Seconds spent in each part of the path so far; they do not overlap, and up to the first
-        token they sum to the time since ``asked``.
+        token they sum to the time since ``asked``. "import" is the copy into a lane;
+        "first_token" is the head, the sampling and the token's trip here.
 
         The owner's times count from its grant and are placed on our clock at the grant's arrival;
         a trip of the grant later than true, so each is clamped between its neighbours.

@@ -123,9 +123,7 @@ def parse(data: Mapping[str, Any], problems: Problems) -> Topology:
     return Topology(
         name=s["topology"]["name"],
         file=problems.file,
-        model=Model(
-            s["model"]["name"], s["model"]["max_tokens"], count, s["model"]["toy_seconds"]
-        ),
+        model=Model(s["model"]["name"], s["model"]["max_tokens"], count, s["model"]["toy_seconds"]),
         nodes=tuple(
             Node(
                 name=n["name"],

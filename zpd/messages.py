@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from zpd.ids import Attempt, Ring, Term, Use
 from zpd.requests import Sampling
 
-# ---- session: any node to any node, first on every connection -------------------------------
+# ---- session: any node to any node, first on every connection --------------------------------
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Heartbeat:
     busy: bool
 
 
-# ---- reservation: coordinator and decode node, control ----------------------------------------
+# ---- reservation: coordinator and decode node, control ---------------------------------------
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,8 @@ class Ended:
 class Token:
     """D -> C: tokens of a live attempt. ``index`` counts answer tokens from 0. ``finish`` is empty
     until the last one. ``spans`` (seconds on D's clock, measured from the grant) come with index
-    0: kv, import_start, import_end, sampled."""
+    0: kv (all of it landed, and the import starts), import_end (it is in a lane), sampled (the
+    first token is chosen)."""
 
     att: Attempt
     index: int
@@ -109,7 +110,7 @@ class Token:
     spans: dict[str, float] = field(default_factory=dict)
 
 
-# ---- ring: coordinator -> stages -> coordinator, bulk ----------------------------------------------
+# ---- ring: coordinator -> stages -> coordinator, bulk ----------------------------------------
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ class LinkState:
     reason: str
 
 
-# ---- KV: stage -> decode node, bulk ------------------------------------------------------------------
+# ---- KV: stage -> decode node, bulk ----------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,7 @@ class Opened:
     writer: str
 
 
-# ---- clients: client <-> coordinator, control -----------------------------------------------------------
+# ---- clients: client <-> coordinator, control ------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ class Scheduler:
         self.attempts = 0
         self.seq = 0
 
-    # ---- what it looks like --------------------------------------------------------------------
+    # ---- what it looks like ------------------------------------------------------------------
 
     def ready(self) -> tuple[bool, str]:
         """(the whole path serves, why not)."""
@@ -117,7 +117,7 @@ class Scheduler:
     def find(self, uid: str) -> Live | None:
         return next((x for x in self.live.values() if x.request.uid == uid), None)
 
-    # ---- requests ----------------------------------------------------------------------------------
+    # ---- requests ----------------------------------------------------------------------------
 
     def admit(self, n_prompt: int, max_tokens: int) -> None:
         """Raise Refusal if a request of this size cannot be taken on now."""
@@ -154,7 +154,7 @@ class Scheduler:
         live = self.find(uid)
         return [] if live is None else self._end(now, live, outcome, detail)
 
-    # ---- the owner's messages ------------------------------------------------------------------------
+    # ---- the owner's messages ----------------------------------------------------------------
 
     def granted(self, now: float, message: Grant) -> list[Action]:
         live = self.live.get(message.att)
@@ -194,7 +194,7 @@ class Scheduler:
             actions.append(Finished(live, Outcome(message.finish), ""))
         return actions
 
-    # ---- the ring's messages ---------------------------------------------------------------------------
+    # ---- the ring's messages -----------------------------------------------------------------
 
     def replied(self, now: float, message: Reply) -> list[Action]:
         """Refill first, then do the bookkeeping. Raises OutOfOrder where FIFO is broken."""
@@ -225,7 +225,7 @@ class Scheduler:
             return self.ring.returned(message)
         return self.ring.owner_opened(message.term)
 
-    # ---- membership ------------------------------------------------------------------------------------
+    # ---- membership --------------------------------------------------------------------------
 
     def peer_up(self, now: float, peer: str, incarnation: int) -> list[Action]:
         was_up = self.down.pop(peer, None) is None
@@ -280,7 +280,7 @@ class Scheduler:
             actions += self._end(now, live, Outcome.SHUTTING_DOWN, "the coordinator is stopping")
         return actions
 
-    # ---- inside ----------------------------------------------------------------------------------------
+    # ---- inside ------------------------------------------------------------------------------
 
     def _over(self, now: float, live: Live) -> tuple[Outcome, str] | None:
         if now >= live.request.deadline:

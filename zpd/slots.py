@@ -1,18 +1,15 @@
-"""Pure. Room 6: the owner of the source slots and lanes. Events in, actions out.
+"""Pure. Room 6: one source slot. Whose it is, how much KV has landed, and which KV may land.
 
-The decode node's loop thread holds the one ``Owner``. It decides who is granted a slot, which KV
-may land in it, when its import may start and when it is free again. Safety of reuse is decided in
-``zpd.reservation`` alone; here lives *progress* (is the KV complete?), which no table needs.
+Safety of reuse is decided in ``zpd.reservation`` alone; here lives *progress*, which no table
+needs.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from zpd.ids import NO_TERM, Attempt, Ring, Term, Use
-from zpd.reservation import IMPORT, Event, Holder, Reservation, Step, User
+from zpd.ids import Attempt, Ring, Term, Use
+from zpd.reservation import Holder, Reservation, Step, User
 
 SEGMENT = 0  # KV travels in messages: one memory for each slot
 
@@ -27,51 +24,9 @@ class Writer:
 
 
 @dataclass(frozen=True)
-class Granted:
-    """Tell the coordinator. ``waited``: seconds in the queue."""
+class Waiting:
+    """A RESERVE in the owner's queue."""
 
-    att: Attempt
-    use: Use
-    waited: float
-
-
-@dataclass(frozen=True)
-class Ended:
-    """Tell the coordinator that the owner ended the attempt by itself."""
-
-    att: Attempt
-    reason: str
-    detail: str
-
-
-@dataclass(frozen=True)
-class StartImport:
-    att: Attempt
-    use: Use
-    lane: int
-
-
-@dataclass(frozen=True)
-class StopLane:
-    """The lane's attempt is over; the lane is free."""
-
-    att: Attempt
-    lane: int
-
-
-@dataclass(frozen=True)
-class Drain:
-    """The slot is released but not free: call ``drain_expired`` when its budget ends."""
-
-    slot: int
-    epoch: int
-
-
-Action = Granted | Ended | StartImport | StopLane | Drain | Step
-
-
-@dataclass
-class _Waiting:
     att: Attempt
     ring: Ring
     n_prompt: int
@@ -79,11 +34,13 @@ class _Waiting:
 
 
 @dataclass
-class _Slot:
+class Slot:
+    """``writers`` by name, in ring order; the last one, the tail, also brings the hidden state."""
+
     reservation: Reservation
-    att: Attempt | None = None
-    ring: Ring | None = None
-    n_prompt: int = 0
+    writers: dict[str, Writer]
+    tail: str
+    holder: Waiting | None = None  # of the newest use; kept when the slot is free again
     granted_at: float = 0.0
     landed: dict[str, int] = field(default_factory=dict)  # writer -> KV [0, here) is in the slot
     hidden: bool = False  # the tail's last hidden state is here
@@ -91,324 +48,79 @@ class _Slot:
     imported: bool = False
 
     @property
-    def complete(self) -> bool:
-        return self.hidden and all(n == self.n_prompt for n in self.landed.values())
-
-
-class Owner:
-    """See the module. ``writers`` in ring order; the last one is the tail."""
-
-    def __init__(
-        self,
-        incarnation: int,
-        source_slots: int,
-        lanes: int,
-        writers: tuple[Writer, ...],
-        prefetch_next: bool = False,
-    ) -> None:
-        self.incarnation = incarnation
-        self.writers = {w.name: w for w in writers}
-        self.tail = writers[-1].name
-        self.prefetch_next = prefetch_next
-        self.term = NO_TERM  # the newest that anyone has named
-        self.slots = [_Slot(Reservation(i)) for i in range(source_slots)]
-        self.lanes: list[Attempt | None] = [None] * lanes
-        self.queue: deque[_Waiting] = deque()
-        self.stages: dict[str, int] = {}  # writer -> newest incarnation seen
-        self.suspects: set[str] = set(self.writers)  # until each is seen
-        self.opened_terms: dict[str, Term] = {}  # writer -> the term its KV link stands open for
-
-    # ---- what it looks like --------------------------------------------------------------
+    def free(self) -> bool:
+        return self.reservation.holder is Holder.NONE
 
     @property
-    def idle(self) -> bool:
-        """No one waits, every slot is free, every lane is free. A drain is not idle (R18)."""
-        return (
-            not self.queue
-            and not any(self.lanes)
-            and all(s.reservation.holder is Holder.NONE for s in self.slots)
-        )
+    def held(self) -> bool:
+        return self.reservation.holder is Holder.HELD
 
-    def open_term(self) -> Term | None:
-        """The term that every writer's KV link stands open for, if it is one."""
-        terms = {self.opened_terms.get(w) for w in self.writers}
-        return terms.pop() if len(terms) == 1 and not self.suspects else None
+    @property
+    def att(self) -> Attempt | None:
+        """Whose it is, or was before the slot drained."""
+        return None if self.free or self.holder is None else self.holder.att
 
-    def phases(self) -> dict[str, int]:
-        """How many slots are in each joint state."""
-        found: dict[str, int] = {}
-        for slot in self.slots:
-            found[slot.reservation.name] = found.get(slot.reservation.name, 0) + 1
-        return found
+    @property
+    def term(self) -> Term | None:
+        return None if self.free or self.holder is None else self.holder.ring.term
 
-    # ---- the coordinator's events --------------------------------------------------------
+    @property
+    def pending(self) -> bool:
+        """Granted and not yet imported, orphans included."""
+        return not self.free and not self.imported
 
-    def reserve(self, now: float, att: Attempt, ring: Ring, n_prompt: int) -> list[Action]:
-        """RESERVE: queue, and grant what can be granted."""
-        if ring.term < self.term:
-            return [Ended(att, "stale_term", f"term {ring.term} is older than {self.term}")]
-        if len(ring.stages) != len(self.writers):
-            return [Ended(att, "stale_term", f"{len(ring.stages)} stages, not {len(self.writers)}")]
-        actions = self._newest(ring.term)
-        self.queue.append(_Waiting(att, ring, n_prompt, now))
-        return [*actions, *self._grant(now)]
+    @property
+    def importing(self) -> bool:
+        return self.pending and self.lane >= 0
 
-    def release(self, now: float, att: Attempt, reason: str, never_sent: bool) -> list[Action]:
-        """RELEASE: the attempt is over, wherever it is: queued, in a slot, in a lane, or unknown.
+    @property
+    def complete(self) -> bool:
+        return all(self.whole(w) for w in self.writers)
 
-        ``never_sent`` is the coordinator's word that no op of it was or will be sent."""
-        self.queue = deque(w for w in self.queue if w.att != att)
-        actions: list[Action] = []
-        for slot in self.slots:
-            if slot.att != att:
-                continue
-            if slot.reservation.holder is Holder.HELD:
-                actions += self._release(slot)
-            if never_sent:
-                actions += self._each_writer(slot, Event.NEVER_SENT)
-        actions += self._stop_lane(att)
-        return actions + self._grant(now)
+    def whole(self, writer: str) -> bool:
+        """All of this writer's KV landed, and from the tail the hidden state too."""
+        n_prompt = 0 if self.holder is None else self.holder.n_prompt
+        return self.landed[writer] == n_prompt and (self.hidden or writer != self.tail)
 
-    def coordinator_gone(self, now: float, before: int) -> list[Action]:
-        """The coordinator is suspected, or a newer one is here: end all attempts of incarnations
-        up to ``before``. Nothing is proven by it: the slots drain."""
-        # first the queue: a slot that comes free below is not for the dead
-        self.queue = deque(w for w in self.queue if w.att.incarnation > before)
-        live = {s.att for s in self.slots if s.att and s.reservation.holder is not Holder.NONE}
-        live |= {a for a in self.lanes if a}
-        actions: list[Action] = []
-        for att in sorted(a for a in live if a.incarnation <= before):
-            actions += self.release(now, att, "coordinator_lost", never_sent=False)
-        return actions
+    def use(self, owner: int) -> Use:
+        return Use(owner, self.reservation.slot, self.reservation.epoch, SEGMENT)
 
-    # ---- the writers' events -------------------------------------------------------------
+    def grant(self, now: float, waiting: Waiting) -> list[Step]:
+        self.holder, self.granted_at = waiting, now
+        self.landed = dict.fromkeys(self.writers, 0)
+        self.hidden, self.lane, self.imported = False, -1, False
+        return self.reservation.grant(self.writers)
 
-    def refuse_kv(
-        self, use: Use, term: Term, writer: str, layers: tuple[int, int], start: int, stop: int,
-        hidden: bool,
-    ) -> str:  # fmt: skip
-        """Why a KV chunk may not land; "" if it may. This check alone keeps a late write out of
-        reused memory where KV travels in messages, so it looks at every part of the key."""
-        why = self._refuse_use(use, term, writer)
-        if why:
-            return why
-        slot, known = self.slots[use.slot], self.writers[writer]
-        if slot.reservation.holder is not Holder.HELD:
-            return "released"
-        if slot.reservation.users[writer] is not User.BUSY:
-            return "writer_closed"
-        if layers != (known.first, known.last):
-            return "wrong_layers"
-        if start != slot.landed[writer] or not start < stop <= slot.n_prompt:
-            return "wrong_range"
-        if hidden != (writer == self.tail and stop == slot.n_prompt):
-            return "wrong_hidden"
-        return ""
+    def granted_incarnation(self, writer: str) -> int:
+        """Of the stage process that this slot was granted to."""
+        assert self.holder is not None
+        return self.holder.ring.stages[list(self.writers).index(writer)]
 
-    def landed(self, now: float, use: Use, writer: str, stop: int, hidden: bool) -> list[Action]:
-        """The chunk that ``refuse_kv`` let through is in the slot's memory."""
-        slot = self.slots[use.slot]
-        slot.landed[writer] = stop
-        slot.hidden = slot.hidden or hidden
-        return self._start_imports()
-
-    def bad_kv(self, now: float, use: Use, detail: str) -> list[Action]:
-        """A chunk of the current use could not land although its key was right: end the attempt."""
-        return self._fail(now, self.slots[use.slot], "stage_error", detail)
-
-    def end(self, now: float, use: Use, term: Term, writer: str) -> tuple[list[Action], str]:
-        """END: the writer's end mark. (actions, why it was refused or "")."""
-        why = self._refuse_use(use, term, writer)
-        if why:
-            return [], why
-        return self._quiet(now, self.slots[use.slot], writer, Event.CLOSED, "ended early"), ""
-
-    def opened(self, now: float, term: Term, writer: str) -> list[Action]:
-        """OPENED: the writer's end mark for every use of an older term."""
-        actions = self._newest(term)
-        self.opened_terms[writer] = max(term, self.opened_terms.get(writer, term))
-        for slot in self._held_by(writer):
-            if slot.ring is not None and slot.ring.term < term:
-                actions += self._quiet(now, slot, writer, Event.CLOSED, "its ring was reopened")
-        return actions + self._grant(now)
-
-    def writer_up(self, now: float, writer: str, incarnation: int) -> list[Action]:
-        """The stage answers. A newer incarnation than the granted one proves the old one's end
-        (one process for each name, by its lock)."""
-        self.suspects.discard(writer)
-        self.stages[writer] = max(incarnation, self.stages.get(writer, 0))
-        actions: list[Action] = []
-        for slot in self._held_by(writer):
-            if incarnation > self._granted_incarnation(slot, writer):
-                actions += self._quiet(now, slot, writer, Event.REPLACED, "it was restarted")
-        return actions + self._grant(now)
-
-    def writer_lost(
-        self, now: float, writer: str, reason: str, *, suspect: bool = True
-    ) -> list[Action]:
-        """The stage is suspected, or (``suspect`` False) its KV link broke. No proof of anything,
-        but nothing is granted before its link stands open for a term again."""
-        if suspect:
-            self.suspects.add(writer)
-        self.opened_terms.pop(writer, None)
-        actions: list[Action] = []
-        for slot in self._held_by(writer):
-            actions += self._quiet(now, slot, writer, Event.LOST, reason)
-        return actions
-
-    # ---- local events --------------------------------------------------------------------
-
-    def import_ended(self, now: float, index: int, error: str) -> list[Action]:
-        """The copy out of slot ``index`` is over. The lane is the attempt's if it still lives."""
-        slot = self.slots[index]
-        lane, att = slot.lane, slot.att
-        held = slot.reservation.holder is Holder.HELD
-        slot.imported = True
-        actions: list[Action] = [slot.reservation.process(Event.CLOSED, IMPORT)]
-        if held and not error:
-            actions += self._release(slot)
-        elif held and att is not None:
-            actions += [*self._release(slot), Ended(att, "decode_error", error)]
-        if (not held or error) and att is not None:
-            self.lanes[lane] = None
-        return actions + self._start_imports() + self._grant(now)
-
-    def lane_done(self, now: float, lane: int) -> list[Action]:
-        """The attempt in this lane has its last token."""
-        self.lanes[lane] = None
-        return self._start_imports() + self._grant(now)
-
-    def drain_expired(self, now: float, index: int, epoch: int) -> list[Action]:
-        """The drain's budget ended. That proves nothing, so the owner fences: from this epoch's end
-        on it refuses the epoch, whoever still sends it."""
-        slot = self.slots[index]
-        if slot.reservation.epoch != epoch or slot.reservation.holder is not Holder.RELEASED:
-            return []
-        if slot.reservation.users[IMPORT] is not User.QUIET:
-            return [Drain(index, epoch)]  # the import has its own budget
-        return [*self._each_writer(slot, Event.FENCED), *self._grant(now)]
-
-    # ---- inside --------------------------------------------------------------------------
-
-    def _newest(self, term: Term) -> list[Action]:
-        """A term was named: whoever waits with an older one can never be granted."""
-        self.term = max(self.term, term)
-        stale = [w for w in self.queue if w.ring.term < self.term]
-        self.queue = deque(w for w in self.queue if w.ring.term >= self.term)
-        return [Ended(w.att, "stale_term", f"{w.ring.term} < {self.term}") for w in stale]
-
-    def _grant(self, now: float) -> list[Action]:
-        """The grant rule: FIFO, while a slot is free and the grants not yet imported (orphans
-        included) are fewer than the free lanes, plus one with prefetch."""
-        actions: list[Action] = []
-        while self.queue:
-            slot = next((s for s in self.slots if s.reservation.holder is Holder.NONE), None)
-            waiting = self.queue[0]
-            pending = sum(
-                s.reservation.holder is not Holder.NONE and not s.imported for s in self.slots
-            )
-            importing = sum(
-                s.reservation.holder is not Holder.NONE and not s.imported and s.lane >= 0
-                for s in self.slots
-            )
-            # an import already has its lane: that lane is not free, and that grant needs no other
-            free = self.lanes.count(None) + importing
-            if slot is None or pending >= free + self.prefetch_next or not self._known(waiting):
-                break
-            self.queue.popleft()
-            actions += self._open(now, slot, waiting)
-        return actions
-
-    def _known(self, waiting: _Waiting) -> bool:
-        """Every stage of the ring is up, is the process that the ring names, and its KV link stands
-        open for the ring's term."""
-        stages = tuple(self.stages.get(w, 0) for w in self.writers)
-        return waiting.ring.stages == stages and self.open_term() == waiting.ring.term
-
-    def _open(self, now: float, slot: _Slot, waiting: _Waiting) -> list[Action]:
-        slot.att, slot.ring, slot.n_prompt = waiting.att, waiting.ring, waiting.n_prompt
-        slot.granted_at = now
-        slot.landed = dict.fromkeys(self.writers, 0)
-        slot.hidden, slot.lane, slot.imported = False, -1, False
-        steps = slot.reservation.grant(self.writers)
-        return [*steps, Granted(waiting.att, self._use(slot), now - waiting.since)]
-
-    def _use(self, slot: _Slot) -> Use:
-        return Use(self.incarnation, slot.reservation.slot, slot.reservation.epoch, SEGMENT)
-
-    def _start_imports(self) -> list[Action]:
-        """Give a free lane to each complete slot, oldest grant first."""
-        actions: list[Action] = []
-        ready = [
-            s
-            for s in self.slots
-            if s.reservation.holder is Holder.HELD and s.complete and s.lane < 0
-        ]
-        for slot in sorted(ready, key=lambda s: (s.granted_at, s.att)):
-            if None not in self.lanes or slot.att is None:
-                break
-            slot.lane = self.lanes.index(None)
-            self.lanes[slot.lane] = slot.att
-            actions.append(slot.reservation.process(Event.OPENED, IMPORT))
-            actions.append(StartImport(slot.att, self._use(slot), slot.lane))
-        return actions
-
-    def _release(self, slot: _Slot) -> list[Action]:
-        step = slot.reservation.process(Event.RELEASE)
-        if step.freed:
-            return [step]
-        return [step, Drain(slot.reservation.slot, slot.reservation.epoch)]
-
-    def _stop_lane(self, att: Attempt) -> list[Action]:
-        """Free the lane of an attempt, unless its import still copies into it."""
-        if att not in self.lanes:
-            return []
-        importing = any(s.att == att and s.lane >= 0 and not s.imported for s in self.slots)
-        lane = self.lanes.index(att)
-        if not importing:
-            self.lanes[lane] = None
-        return [StopLane(att, lane)]
-
-    def _quiet(self, now: float, slot: _Slot, writer: str, event: Event, why: str) -> list[Action]:
-        """Apply CLOSED, LOST or REPLACED to a writer that is not quiet. If its KV is incomplete the
-        attempt can never be served: the owner releases it in the same step."""
-        if slot.reservation.users[writer] is User.QUIET:
-            return []
-        actions: list[Action] = []
-        whole = slot.landed[writer] == slot.n_prompt and (slot.hidden or writer != self.tail)
-        if slot.reservation.holder is Holder.HELD and not whole:
-            actions += self._fail(now, slot, "stage_lost", f"{writer}: {why}")
-        return [*actions, slot.reservation.process(event, writer), *self._grant(now)]
-
-    def _fail(self, now: float, slot: _Slot, reason: str, detail: str) -> list[Action]:
-        if slot.reservation.holder is not Holder.HELD or slot.att is None:
-            return []
-        return [*self._release(slot), Ended(slot.att, reason, detail)]
-
-    def _each_writer(self, slot: _Slot, event: Event) -> list[Action]:
-        """Apply a proof to every writer that is not quiet yet."""
-        if slot.reservation.holder is not Holder.RELEASED:
-            return []
-        busy = [w for w in slot.reservation.writers if slot.reservation.users[w] is not User.QUIET]
-        return [slot.reservation.process(event, w) for w in busy]
-
-    def _held_by(self, writer: str) -> Iterable[_Slot]:
-        return [s for s in self.slots if writer in s.reservation.users]
-
-    def _granted_incarnation(self, slot: _Slot, writer: str) -> int:
-        assert slot.ring is not None
-        return slot.ring.stages[list(self.writers).index(writer)]
-
-    def _refuse_use(self, use: Use, term: Term, writer: str) -> str:
-        if use.owner != self.incarnation:
-            return "stale_owner"
-        if use.slot >= len(self.slots) or use.segment != SEGMENT:
-            return "unknown_slot"
-        slot = self.slots[use.slot]
-        if slot.reservation.holder is Holder.NONE or use.epoch != slot.reservation.epoch:
+    def refuse(self, use: Use, term: Term, writer: str) -> str:
+        """Why a frame with this key, for this slot, does not belong to its current use; or ""."""
+        if self.free or use.epoch != self.reservation.epoch:
             return "stale_epoch"
-        if slot.ring is None or term != slot.ring.term:
+        if use.segment != SEGMENT:
+            return "stale_segment"
+        if term != self.term:
             return "stale_term"
         if writer not in self.writers:
             return "unknown_writer"
+        return ""
+
+    def refuse_kv(
+        self, writer: str, layers: tuple[int, int], start: int, stop: int, hidden: bool
+    ) -> str:
+        """Why a chunk of the current use may not land; or ""."""
+        known, n_prompt = self.writers[writer], 0 if self.holder is None else self.holder.n_prompt
+        if not self.held:
+            return "released"
+        if self.reservation.users[writer] is not User.BUSY:
+            return "writer_closed"
+        if layers != (known.first, known.last):
+            return "wrong_layers"
+        if start != self.landed[writer] or not start < stop <= n_prompt:
+            return "wrong_range"
+        if hidden != (writer == self.tail and stop == n_prompt):
+            return "wrong_hidden"
         return ""

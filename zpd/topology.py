@@ -91,7 +91,7 @@ class Topology:
         """
         c, d, ring = self.coordinator.name, self.decode.name, [s.name for s in self.stages]
         if name == c:
-            return tuple((p, "control") for p in (d, *ring)) + ((ring[0], "bulk"),)
+            return (*((p, "control") for p in (d, *ring)), (ring[0], "bulk"))
         if name == d:
             return ((c, "control"),)
         after = ring[ring.index(name) + 1 :]

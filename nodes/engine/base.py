@@ -47,16 +47,27 @@ class DecodeEngine(Protocol):
         slot's. Loop thread."""
         ...
 
+    def kv_digest(self, slot: int, n_prompt: int, progress: Progress) -> str:
+        """SHA-256, in hex, of the slot's KV [0, n_prompt); see ``nodes.kv.SourceSlots.digest``."""
+        ...
+
     def import_slot(
         self,
         slot: int,
         lane: int,
         prompt: Sequence[int],
-        hidden: Blob,
         sampling: Sampling,
         progress: Progress,
-    ) -> int:
-        """Copy the slot's KV [0, n_prompt) into a lane, and sample the first token."""
+    ) -> None:
+        """Copy the slot's KV [0, n_prompt) into a lane. The slot is not read after this."""
+        ...
+
+    def first(self, lane: int, hidden: Blob, progress: Progress) -> int:
+        """The first token of the prompt that was imported into ``lane``.
+
+        ``hidden`` [1, hidden]: the last position's activations (before the final norm). Raises
+        RemoteError where they are not.
+        """
         ...
 
     def step(self, lanes: Sequence[int], progress: Progress) -> list[int]:

@@ -78,7 +78,8 @@ class Solo:
         for first_layer, start, k, v in made:
             self._decode.land(0, first_layer, start, k, v)
         times.append(perf_counter())
-        tokens = [self._decode.import_slot(0, 0, prompt, hidden, sampling, self._progress)]
+        self._decode.import_slot(0, 0, prompt, sampling, self._progress)
+        tokens = [self._decode.first(0, hidden, self._progress)]
         times.append(perf_counter())
         while not (
             finish := finish_reason(tokens[-1], len(tokens), max_tokens, eos_ids, sampling.stop_ids)

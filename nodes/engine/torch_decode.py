@@ -24,7 +24,8 @@ from zpd.wire import Blob
 
 @dataclass
 class Lane:
-    """Whose KV a lane holds: positions [0, length); ``token`` is the one at ``length``."""
+    """Whose KV a lane holds: positions [0, length); ``token`` is the one at ``length``, -1
+    until the first is sampled."""
 
     sampler: Sampler
     length: int
@@ -59,28 +60,34 @@ class TorchDecode:
     def land(self, slot: int, first_layer: int, start: int, k: Blob, v: Blob) -> None:
         self.slots.land(slot, first_layer, start, k, v)
 
+    def kv_digest(self, slot: int, n_prompt: int, progress: Progress) -> str:
+        return self.slots.digest(slot, n_prompt, progress)
+
     @torch.inference_mode()
     def import_slot(
         self,
         slot: int,
         lane: int,
         prompt: Sequence[int],
-        hidden: Blob,
         sampling: Sampling,
         progress: Progress,
-    ) -> int:
+    ) -> None:
         use_threads(self._node)
-        size = self._decoder.spec.hidden_size
-        if hidden.dtype not in DTYPES or hidden.shape != (1, size):
-            raise RemoteError("hidden", f"{hidden.dtype} {hidden.shape}: not [1, {size}]")
         n = len(prompt)
         for layer, there in zip(self.slots.kv[slot], self._kv[lane], strict=True):
             here = torch.from_numpy(layer[:, :, :n])
             there[:, :, :n].copy_(here.view(there.dtype))
             progress.bump()
+        self._lanes[lane] = Lane(Sampler(sampling, prompt), n, -1)
+
+    @torch.inference_mode()
+    def first(self, lane: int, hidden: Blob, progress: Progress) -> int:
+        use_threads(self._node)
+        size = self._decoder.spec.hidden_size
+        if hidden.dtype not in DTYPES or hidden.shape != (1, size):
+            raise RemoteError("hidden", f"{hidden.dtype} {hidden.shape}: not [1, {size}]")
         x = to_tensor(hidden, self._kv.dtype, self._kv.device)
-        held = self._lanes[lane] = Lane(Sampler(sampling, prompt), n, -1)
-        return self._pick(held, x)
+        return self._pick(self._lanes[lane], x)
 
     @torch.inference_mode()
     def step(self, lanes: Sequence[int], progress: Progress) -> list[int]:

@@ -98,26 +98,31 @@ class ToyDecode:
         part[:, 0] ^= k.numpy()
         part[:, 1] ^= v.numpy()
 
+    def kv_digest(self, slot: int, n_prompt: int, progress: Progress) -> str:
+        return self._slots.digest(slot, n_prompt, progress)
+
     def import_slot(
         self,
         slot: int,
         lane: int,
         prompt: Sequence[int],
-        hidden: Blob,
         sampling: Sampling,
         progress: Progress,
-    ) -> int:
+    ) -> None:
         _take(self._topology, progress)
-        source, kv, n = self._slots.kv[slot], self._kv[lane], len(prompt)
-        kv[:] = source
+        source = self._slots.kv[slot]
+        self._kv[lane] = source
         source[:] = 0
+        self._lanes[lane] = _Lane(Sampler(sampling, prompt), len(prompt))
+
+    def first(self, lane: int, hidden: Blob, progress: Progress) -> int:
+        held, kv = self._lanes[lane], self._kv[lane]
         h = _activations(hidden)
         if len(h) != 1:
             raise RemoteError("hidden", f"{len(h)} positions; the last one is wanted")
         for layer in range(self._layers):
-            h = _mix(h + _sums(kv[layer, :, 0, :n])[-1:])
+            h = _mix(h + _sums(kv[layer, :, 0, : held.length])[-1:])
             progress.bump()
-        held = self._lanes[lane] = _Lane(Sampler(sampling, prompt), n)
         return held.pick(h)
 
     def step(self, lanes: Sequence[int], progress: Progress) -> list[int]:

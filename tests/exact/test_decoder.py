@@ -186,7 +186,8 @@ def test_lanes_do_not_influence_each_other(models: dict[str, Path]) -> None:
         hidden, made = solo.prefill(prompt)
         for first_layer, start, k, v in made:
             decode.land(1, first_layer, start, k, v)
-        got.append([decode.import_slot(1, lane, prompt, hidden, sampling, QUIET)])
+        decode.import_slot(1, lane, prompt, sampling, QUIET)
+        got.append([decode.first(lane, hidden, QUIET)])
     for lanes in ([0], [2, 0], [1], [0, 1, 2], [2, 1], [1, 0, 2], [1, 2]):
         for lane, token in zip(lanes, decode.step(lanes, QUIET), strict=True):
             got[lane].append(token)
@@ -233,8 +234,9 @@ def test_progress_moves_with_every_layer(models: dict[str, Path]) -> None:
     seen.n = 0
     done = stage.forward(0, 0, Blob.of(np.array([3, 4], np.int32)), seen)
     assert seen.n == 3
-    decode.import_slot(0, 0, [3, 4], done.hidden, Sampling(), seen)
+    decode.import_slot(0, 0, [3, 4], Sampling(), seen)
     assert seen.n == 7
+    decode.first(0, done.hidden, seen)
     decode.step([0], seen)
     assert seen.n == 11
 
@@ -285,12 +287,13 @@ def test_what_only_a_bug_can_do_is_said(models: dict[str, Path]) -> None:
     with pytest.raises(ZpdBug, match=r"row 0 holds \[0, 8\); no op can start at 7"):
         stage.forward(0, 7, Blob.of(np.array([1], np.int32)), QUIET)
     decode.land(0, 0, 0, done.k, done.v)
-    decode.import_slot(0, 0, prompt, done.hidden, Sampling(), QUIET)
+    decode.import_slot(0, 0, prompt, Sampling(), QUIET)
+    decode.first(0, done.hidden, QUIET)
     decode.step([0], QUIET)
     with pytest.raises(ZpdBug, match="lane 0 is full: 9 tokens"):
         decode.step([0], QUIET)
     with pytest.raises(RemoteError, match="hidden"):
-        decode.import_slot(0, 0, prompt, done.activations, Sampling(), QUIET)
+        decode.first(0, done.activations, QUIET)
 
 
 def resaved(path: Path, to: Path, **changes: torch.Tensor | None) -> str:

@@ -174,27 +174,29 @@ def test_a_stages_error_fails_its_request_only() -> None:
     world.settles()
 
 
-def test_a_failed_import_fails_its_request_only() -> None:
+@pytest.mark.parametrize(("method", "what"), [("import_slot", "import"), ("first", "first token")])
+def test_a_failed_import_fails_its_request_only(method: str, what: str) -> None:
     world = World(topology(2))
     engine = world.actor("decode").engine
-    real, failed = engine.import_slot, []
+    real, failed = getattr(engine, method), []
 
-    def import_slot(*args: object) -> int:
+    def fail_once(*args: object) -> object:
         if not failed:
             failed.append(1)
             raise MemoryError("no room")
         return real(*args)
 
-    engine.import_slot = import_slot
+    setattr(engine, method, fail_once)
     answers = [world.user.ask(prompt(i, 18 + i), max_tokens=6) for i in range(3)]
     ended(world, answers)
     assert [a.outcome for a in answers] == ["decode_error", "length", "length"]
+    assert answers[0].done[0].detail == f"{what}: MemoryError: no room"
     world.settles()
 
 
 @pytest.mark.parametrize("steps", [0, 60, 150, 250, 380])
 def test_a_client_that_goes_away_is_a_cancel(steps: int) -> None:
-    world, answers = begun(steps, steps)
+    world, _ = begun(steps, steps)
     other = world.client()
     survivor = other.ask(prompt(7, 20), max_tokens=6)
     world.run_until(lambda: survivor.uid)

@@ -120,6 +120,25 @@ def test_spans_sum_to_the_whole_time() -> None:
     assert sum(record["spans"].values()) == pytest.approx(record["e2e"])
 
 
+def test_what_is_imported_does_not_depend_on_the_split() -> None:
+    digests = []
+    for stages in (1, 2, 3, 4):
+        world = World(topology(stages, log_level="debug"))
+        answer = world.user.ask(prompt(1, 23), max_tokens=1)
+        world.run_until(lambda: answer.done)
+        (record,) = world.named("kv_imported")
+        assert record["n_prompt"] == 23
+        digests.append(record["digest"])
+    assert len(set(digests)) == 1
+
+
+def test_no_digest_is_computed_below_debug() -> None:
+    world = World(topology(2))
+    answer = world.user.ask(prompt(1, 23), max_tokens=1)
+    world.run_until(lambda: answer.done)
+    assert world.named("import_ended") and not world.named("kv_imported")
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_two_runs_of_a_seed_are_the_same_run(seed: int) -> None:
     def run() -> list[str]:

@@ -58,7 +58,7 @@ class World(Cluster):
         coordinator, owner = self.actor("coordinator"), self.actor("decode")
         stages = [self.actor(s.name) for s in self.topology.stages]
         return (
-            not coordinator.clients
+            not coordinator.way_out.clients
             and not coordinator.scheduler.live
             and len(coordinator.scheduler.window) == 0
             and owner.status()["idle"]

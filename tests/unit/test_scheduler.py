@@ -169,7 +169,7 @@ def test_new_work_is_refused_by_name_while_a_node_is_down(peer: str) -> None:
     assert info.value.outcome is Outcome.UNAVAILABLE
 
 
-# ---- the end, wherever it is -----------------------------------------------------------------------
+# ---- the end, wherever it is -----------------------------------------------------------------
 
 
 def test_cancel_before_the_grant() -> None:
@@ -269,7 +269,7 @@ def test_the_owners_end_before_any_op_is_answered_by_never_sent() -> None:
     assert sent == [Release(att(1), "stage_lost", True)]
 
 
-# ---- the ring ------------------------------------------------------------------------------------------
+# ---- the ring --------------------------------------------------------------------------------
 
 
 def test_a_reply_out_of_order_is_an_error_and_ends_the_term() -> None:
@@ -352,7 +352,7 @@ def test_a_lost_owner_ends_everyone() -> None:
     ]  # fmt: skip
 
 
-# ---- budgets: each class has its own ----------------------------------------------------------------
+# ---- budgets: each class has its own ---------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -409,7 +409,7 @@ def test_shut_down_answers_everyone() -> None:
     assert w.outcomes == [("a", Outcome.SHUTTING_DOWN), ("b", Outcome.SHUTTING_DOWN)]
 
 
-# ---- where the time went ------------------------------------------------------------------------------
+# ---- where the time went ---------------------------------------------------------------------
 
 
 def test_spans_do_not_overlap_and_sum_to_the_time_to_first_token() -> None:

@@ -53,10 +53,14 @@ class Run:
             self.decode.land(slot, first_layer, start, k, v)
 
     def answer(self, prompt: list[int], hidden: Blob, n: int = 4) -> list[int]:
-        tokens = [self.decode.import_slot(0, 0, prompt, hidden, GREEDY, QUIET)]
+        tokens = [self.first(0, 0, prompt, hidden)]
         while len(tokens) < n:
             tokens += self.decode.step([0], QUIET)
         return tokens
+
+    def first(self, slot: int, lane: int, prompt: list[int], hidden: Blob) -> int:
+        self.decode.import_slot(slot, lane, prompt, GREEDY, QUIET)
+        return self.decode.first(lane, hidden, QUIET)
 
 
 @pytest.mark.parametrize("splits", [((0, 8),), ((0, 3), (3, 8)), ((0, 1), (1, 7), (7, 8))])
@@ -190,7 +194,7 @@ def test_lanes_do_not_influence_each_other() -> None:
     for lane, prompt in enumerate(prompts):
         chunks, hidden = run.prefill(prompt, row=1)
         run.land(chunks, slot=1)
-        answers.append([run.decode.import_slot(1, lane, prompt, hidden, GREEDY, QUIET)])
+        answers.append([run.first(1, lane, prompt, hidden)])
     for lanes in ([0], [2, 0], [1], [0, 1, 2], [2, 1], [1, 2]):
         for lane, token in zip(lanes, run.decode.step(lanes, QUIET), strict=True):
             answers[lane].append(token)

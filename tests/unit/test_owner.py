@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from zpd.ids import Attempt, Ring, Term, Use
+from zpd.owner import Drain, Ended, Granted, Owner, StartImport, StopLane
 from zpd.reservation import IMPORT, Step, User
-from zpd.slots import Drain, Ended, Granted, Owner, StartImport, StopLane, Writer
+from zpd.slots import Writer
 
 ME, C = 900, 100
 RING = Ring(Term(C, 1), (11, 12))
@@ -224,7 +225,7 @@ def test_the_import_needs_all_kv_of_every_writer() -> None:
     [
         ({"owner": ME - 1}, "stale_owner"),
         ({"slot": 7}, "unknown_slot"),
-        ({"segment": 1}, "unknown_slot"),
+        ({"segment": 1}, "stale_segment"),
         ({"epoch": 0}, "stale_epoch"),
         ({"epoch": 2}, "stale_epoch"),
     ],

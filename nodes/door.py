@@ -1,0 +1,50 @@
+"""Room 1. What a client may ask: every refusal that needs no tokenizer, then the tokenising itself.
+
+``check`` is quick and runs on the loop; ``tokenise`` is not and runs on the door worker.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+
+from nodes.text import Text
+from zpd.errors import UserError
+from zpd.messages import Ask
+from zpd.wire import Blob
+
+MAX_PROMPT_BYTES = 8 * 2**20  # of text; a slot's tokens are far fewer
+MAX_STOPS = 16
+
+
+def check(ask: Ask, blobs: tuple[Blob, ...]) -> None:
+    """Raise UserError naming the first field that is not allowed."""
+    if ask.kind not in ("raw", "chat", "ids"):
+        raise UserError(f"kind = {ask.kind!r}: must be raw, chat or ids")
+    if len(blobs) != 1 or blobs[0].dtype != "uint8":
+        raise UserError("prompt: must be one text")
+    if blobs[0].nbytes > MAX_PROMPT_BYTES:
+        raise UserError(f"prompt: {blobs[0].nbytes} bytes, at most {MAX_PROMPT_BYTES}")
+    if len(ask.stop) > MAX_STOPS or not all(ask.stop):
+        raise UserError(f"stop: at most {MAX_STOPS} strings, none empty")
+    if not math.isfinite(ask.timeout) or ask.timeout < 0:
+        raise UserError(f"timeout = {ask.timeout}: must be seconds, 0 for the configured one")
+    ask.sampling.check()
+
+
+def tokenise(text: Text, ask: Ask, blob: Blob) -> list[int]:
+    """The prompt's token ids. Raises UserError for a prompt that cannot be read, RemoteError for a
+    blob that is not UTF-8."""
+    said = blob.as_text()
+    if ask.kind == "raw":
+        return text.encode_raw(said)
+    try:
+        value = json.loads(said)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"prompt: not JSON: {error}") from error
+    if ask.kind == "chat":
+        return text.encode_chat(value)
+    size = text.vocab_size
+    if not isinstance(value, list) or not all(type(i) is int and 0 <= i < size for i in value):
+        raise UserError(f"prompt: must be a list of token ids from 0 to {size - 1}")
+    return value

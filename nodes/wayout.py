@@ -1,0 +1,147 @@
+"""Room 8. Tokens -> text -> client: Deltas in order, then exactly one Done, then nothing.
+
+Text is made on the way-out worker, in the order of the tokens; a request's last words queue behind
+its text. A cancel does not: the client hears it at once, and no token after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from nodes.detokenise import Detokeniser
+from zpd.actor import Context
+from zpd.attempt import Live
+from zpd.errors import Outcome
+from zpd.messages import Delta, Done
+from zpd.scheduler import Finished, Grew
+
+
+@dataclass
+class _Client:
+    """Who asked, and how far the answer's text is."""
+
+    peer: str
+    label: str
+    detokeniser: Detokeniser | None = None
+    n_prompt: int = 0
+    n_tokens: int = 0  # told to the client
+    stopped: bool = False  # a stop string ended the text
+    ended: Finished | None = None  # its last token came; the text of it is being made
+
+
+class WayOut:
+    """``stop(uid)`` is called when a stop string ended a request's text."""
+
+    def __init__(self, context: Context, stop: Callable[[str], None]) -> None:
+        self.context = context
+        self.clients: dict[str, _Client] = {}  # uid -> client, until Done
+        self.outcomes: dict[str, int] = {}
+        self._stop = stop
+
+    def enter(self, uid: str, peer: str, label: str) -> None:
+        self.clients[uid] = _Client(peer, label)
+
+    def admit(self, uid: str, n_prompt: int, detokeniser: Detokeniser) -> None:
+        client = self.clients[uid]
+        client.n_prompt, client.detokeniser = n_prompt, detokeniser
+
+    def of(self, peer: str) -> list[str]:
+        """The requests of one client."""
+        return [uid for uid, c in self.clients.items() if c.peer == peer]
+
+    def owns(self, peer: str, uid: str) -> bool:
+        client = self.clients.get(uid)
+        return client is not None and client.peer == peer
+
+    # ---- text --------------------------------------------------------------------------------
+
+    def grew(self, grew: Grew) -> None:
+        client = self.clients.get(grew.uid)
+        if client is None or client.stopped or client.detokeniser is None:
+            return
+        detokeniser = client.detokeniser
+        shown = grew.ids[:-1] if grew.stopped else grew.ids
+        self.context.submit(
+            lambda p: detokeniser.push(shown),
+            lambda result, error: self._text(grew.uid, grew.ids, result, error),
+            worker="way_out",
+        )
+
+    def _text(
+        self, uid: str, ids: tuple[int, ...], result: Any, error: BaseException | None
+    ) -> None:
+        client = self.clients.get(uid)
+        if error is not None:
+            raise error
+        if client is None or client.stopped:
+            return
+        delta, client.stopped, _ = result
+        client.n_tokens += len(ids)
+        self.context.send(client.peer, Delta(uid, delta, ids))
+        if client.stopped and client.ended is not None:
+            # its last token came while this text was made, but the stop string came first
+            self._done(uid, Outcome.STOP, "", client.ended.live)
+        elif client.stopped:
+            self._stop(uid)
+
+    # ---- the end -----------------------------------------------------------------------------
+
+    def finished(self, finished: Finished) -> None:
+        uid = finished.live.request.uid
+        client = self.clients.get(uid)
+        if client is None or client.detokeniser is None:
+            return
+        finished.live.ended = self.context.now()
+        client.ended = finished
+        if client.stopped or finished.outcome is Outcome.CANCELLED:
+            self._done(uid, finished.outcome, finished.detail, finished.live)
+            return
+        detokeniser = client.detokeniser
+        self.context.submit(
+            lambda p: detokeniser.push((), final=True),
+            lambda result, error: self._last_words(finished, result, error),
+            worker="way_out",
+        )
+
+    def _last_words(self, finished: Finished, result: Any, error: BaseException | None) -> None:
+        uid = finished.live.request.uid
+        client = self.clients.get(uid)
+        if error is not None:
+            raise error
+        if client is None or client.stopped:
+            return
+        if result[0]:
+            self.context.send(client.peer, Delta(uid, result[0], ()))
+        self._done(uid, finished.outcome, finished.detail, finished.live)
+
+    def abandon(self, uid: str, outcome: Outcome, detail: str) -> None:
+        """End a request that the scheduler does not know: at the door still, or decoded already."""
+        client = self.clients.get(uid)
+        if client is not None and client.ended is not None:
+            self._done(uid, outcome, detail, client.ended.live)
+        elif client is not None:
+            self.refuse(uid, outcome, detail)
+
+    def refuse(self, uid: str, outcome: Outcome, detail: str) -> None:
+        """It was never admitted."""
+        label = self._say(uid, outcome, detail, {}).label
+        self.context.event("request_refused", label=label, outcome=outcome, detail=detail)
+
+    def _done(self, uid: str, outcome: Outcome, detail: str, live: Live) -> None:
+        """The terminal answer of an admitted request, and its canonical line."""
+        spans = live.spans(live.ended)
+        client = self._say(uid, outcome, detail, spans)
+        self.context.event(
+            "request_done", uid=uid, label=client.label, outcome=outcome, detail=detail,
+            n_prompt=client.n_prompt, n_tokens=client.n_tokens, spans=spans, ttft=live.ttft,
+            e2e=live.ended - live.request.asked,
+        )  # fmt: skip
+
+    def _say(self, uid: str, outcome: Outcome, detail: str, spans: dict[str, float]) -> _Client:
+        client = self.clients.pop(uid)
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+        done = Done(client.label, uid, outcome, detail, client.n_prompt, client.n_tokens, spans)
+        self.context.send(client.peer, done)
+        return client

@@ -1,0 +1,328 @@
+"""Pure. Room 6: the owner of all source slots and lanes. Events in, actions out.
+
+The decode node's loop thread holds the one ``Owner``. It decides who is granted a slot, which KV
+may land in it, when its import may start and when it is free again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from zpd.ids import NO_TERM, Attempt, Ring, Term, Use
+from zpd.reservation import IMPORT, Event, Reservation, Step, User
+from zpd.slots import Slot, Waiting, Writer
+
+
+@dataclass(frozen=True)
+class Granted:
+    """Tell the coordinator. ``waited``: seconds in the queue."""
+
+    att: Attempt
+    use: Use
+    waited: float
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Tell the coordinator that the owner ended the attempt by itself."""
+
+    att: Attempt
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class StartImport:
+    att: Attempt
+    use: Use
+    lane: int
+
+
+@dataclass(frozen=True)
+class StopLane:
+    """The lane's attempt is over; the lane is free."""
+
+    att: Attempt
+    lane: int
+
+
+@dataclass(frozen=True)
+class Drain:
+    """The slot is released but not free: call ``drain_expired`` when its budget ends."""
+
+    slot: int
+    epoch: int
+
+
+Action = Granted | Ended | StartImport | StopLane | Drain | Step
+
+
+class Owner:
+    """See the module. ``writers`` in ring order; the last one is the tail."""
+
+    def __init__(
+        self,
+        incarnation: int,
+        source_slots: int,
+        lanes: int,
+        writers: tuple[Writer, ...],
+        prefetch_next: bool = False,
+    ) -> None:
+        self.incarnation = incarnation
+        self.writers = {w.name: w for w in writers}
+        self.tail = writers[-1].name
+        self.prefetch_next = prefetch_next
+        self.term = NO_TERM  # the newest that anyone has named
+        self.slots = [Slot(Reservation(i), self.writers, self.tail) for i in range(source_slots)]
+        self.lanes: list[Attempt | None] = [None] * lanes
+        self.queue: deque[Waiting] = deque()
+        self.stages: dict[str, int] = {}  # writer -> newest incarnation seen
+        self.suspects: set[str] = set(self.writers)  # until each is seen
+        self.opened_terms: dict[str, Term] = {}  # writer -> the term its KV link stands open for
+
+    # ---- what it looks like --------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """No one waits, every slot is free, every lane is free. A drain is not idle (R18)."""
+        return not self.queue and not any(self.lanes) and all(s.free for s in self.slots)
+
+    def open_term(self) -> Term | None:
+        """The term that every writer's KV link stands open for, if it is one."""
+        terms = {self.opened_terms.get(w) for w in self.writers}
+        return terms.pop() if len(terms) == 1 and not self.suspects else None
+
+    def phases(self) -> dict[str, int]:
+        """How many slots are in each joint state."""
+        found: dict[str, int] = {}
+        for slot in self.slots:
+            found[slot.reservation.name] = found.get(slot.reservation.name, 0) + 1
+        return found
+
+    # ---- the coordinator's events --------------------------------------------------------
+
+    def reserve(self, now: float, att: Attempt, ring: Ring, n_prompt: int) -> list[Action]:
+        """RESERVE: queue, and grant what can be granted."""
+        if ring.term < self.term:
+            return [Ended(att, "stale_term", f"term {ring.term} is older than {self.term}")]
+        if len(ring.stages) != len(self.writers):
+            return [Ended(att, "stale_term", f"{len(ring.stages)} stages, not {len(self.writers)}")]
+        actions = self._newest(ring.term)
+        self.queue.append(Waiting(att, ring, n_prompt, now))
+        return [*actions, *self._grant(now)]
+
+    def release(self, now: float, att: Attempt, reason: str, never_sent: bool) -> list[Action]:
+        """RELEASE: the attempt is over, wherever it is: queued, in a slot, in a lane, or unknown.
+
+        ``never_sent`` is the coordinator's word that no op of it was or will be sent."""
+        self.queue = deque(w for w in self.queue if w.att != att)
+        actions: list[Action] = []
+        for slot in self.slots:
+            if slot.att != att:
+                continue
+            if slot.held:
+                actions += self._release(slot)
+            if never_sent:
+                actions += self._each_writer(slot, Event.NEVER_SENT)
+        actions += self._stop_lane(att)
+        return actions + self._grant(now)
+
+    def coordinator_gone(self, now: float, before: int) -> list[Action]:
+        """The coordinator is suspected, or a newer one is here: end all attempts of incarnations
+        up to ``before``. Nothing is proven by it: the slots drain."""
+        # first the queue: a slot that comes free below is not for the dead
+        self.queue = deque(w for w in self.queue if w.att.incarnation > before)
+        live = {s.att for s in self.slots if s.att}
+        live |= {a for a in self.lanes if a}
+        actions: list[Action] = []
+        for att in sorted(a for a in live if a.incarnation <= before):
+            actions += self.release(now, att, "coordinator_lost", never_sent=False)
+        return actions
+
+    # ---- the writers' events -------------------------------------------------------------
+
+    def refuse_kv(
+        self, use: Use, term: Term, writer: str, layers: tuple[int, int], start: int, stop: int,
+        hidden: bool,
+    ) -> str:  # fmt: skip
+        """Why a KV chunk may not land; "" if it may. This check alone keeps a late write out of
+        reused memory where KV travels in messages, so it looks at every part of the key."""
+        why = self._refuse(use, term, writer)
+        return why or self.slots[use.slot].refuse_kv(writer, layers, start, stop, hidden)
+
+    def landed(self, now: float, use: Use, writer: str, stop: int, hidden: bool) -> list[Action]:
+        """The chunk that ``refuse_kv`` let through is in the slot's memory."""
+        slot = self.slots[use.slot]
+        slot.landed[writer] = stop
+        slot.hidden = slot.hidden or hidden
+        return self._start_imports()
+
+    def bad_kv(self, now: float, use: Use, detail: str) -> list[Action]:
+        """A chunk of the current use could not land although its key was right: end the attempt."""
+        return self._fail(now, self.slots[use.slot], "stage_error", detail)
+
+    def end(self, now: float, use: Use, term: Term, writer: str) -> tuple[list[Action], str]:
+        """END: the writer's end mark. (actions, why it was refused or "")."""
+        why = self._refuse(use, term, writer)
+        if why:
+            return [], why
+        return self._quiet(now, self.slots[use.slot], writer, Event.CLOSED, "ended early"), ""
+
+    def opened(self, now: float, term: Term, writer: str) -> list[Action]:
+        """OPENED: the writer's end mark for every use of an older term."""
+        actions = self._newest(term)
+        self.opened_terms[writer] = max(term, self.opened_terms.get(writer, term))
+        for slot in self._held_by(writer):
+            if slot.term is not None and slot.term < term:
+                actions += self._quiet(now, slot, writer, Event.CLOSED, "its ring was reopened")
+        return actions + self._grant(now)
+
+    def writer_up(self, now: float, writer: str, incarnation: int) -> list[Action]:
+        """The stage answers. A newer incarnation than the granted one proves the old one's end
+        (one process for each name, by its lock)."""
+        self.suspects.discard(writer)
+        self.stages[writer] = max(incarnation, self.stages.get(writer, 0))
+        actions: list[Action] = []
+        for slot in self._held_by(writer):
+            if incarnation > slot.granted_incarnation(writer):
+                actions += self._quiet(now, slot, writer, Event.REPLACED, "it was restarted")
+        return actions + self._grant(now)
+
+    def writer_lost(
+        self, now: float, writer: str, reason: str, *, suspect: bool = True
+    ) -> list[Action]:
+        """The stage is suspected, or (``suspect`` False) its KV link broke. No proof of anything,
+        but nothing is granted before its link stands open for a term again."""
+        if suspect:
+            self.suspects.add(writer)
+        self.opened_terms.pop(writer, None)
+        actions: list[Action] = []
+        for slot in self._held_by(writer):
+            actions += self._quiet(now, slot, writer, Event.LOST, reason)
+        return actions
+
+    # ---- local events --------------------------------------------------------------------
+
+    def import_ended(self, now: float, index: int, error: str) -> list[Action]:
+        """The copy out of slot ``index`` is over. The lane is the attempt's if it still lives."""
+        slot = self.slots[index]
+        lane, att = slot.lane, slot.att
+        held = slot.held
+        slot.imported = True
+        actions: list[Action] = [slot.reservation.process(Event.CLOSED, IMPORT)]
+        if held and not error:
+            actions += self._release(slot)
+        elif held and att is not None:
+            actions += [*self._release(slot), Ended(att, "decode_error", error)]
+        if (not held or error) and att is not None:
+            self.lanes[lane] = None
+        return actions + self._start_imports() + self._grant(now)
+
+    def lane_done(self, now: float, lane: int) -> list[Action]:
+        """The attempt in this lane has its last token."""
+        self.lanes[lane] = None
+        return self._start_imports() + self._grant(now)
+
+    def drain_expired(self, now: float, index: int, epoch: int) -> list[Action]:
+        """The drain's budget ended. That proves nothing, so the owner fences: from this epoch's end
+        on it refuses the epoch, whoever still sends it."""
+        slot = self.slots[index]
+        if slot.reservation.epoch != epoch or slot.free or slot.held:
+            return []
+        if slot.reservation.users[IMPORT] is not User.QUIET:
+            return [Drain(index, epoch)]  # the import has its own budget
+        return [*self._each_writer(slot, Event.FENCED), *self._grant(now)]
+
+    # ---- inside --------------------------------------------------------------------------
+
+    def _newest(self, term: Term) -> list[Action]:
+        """A term was named: whoever waits with an older one can never be granted."""
+        self.term = max(self.term, term)
+        stale = [w for w in self.queue if w.ring.term < self.term]
+        self.queue = deque(w for w in self.queue if w.ring.term >= self.term)
+        return [Ended(w.att, "stale_term", f"{w.ring.term} < {self.term}") for w in stale]
+
+    def _grant(self, now: float) -> list[Action]:
+        """The grant rule: FIFO, while a slot is free and the grants not yet imported (orphans
+        included) are fewer than the free lanes, plus one with prefetch."""
+        actions: list[Action] = []
+        while self.queue:
+            slot = next((s for s in self.slots if s.free), None)
+            pending = sum(s.pending for s in self.slots)
+            # an import already has its lane: that lane is not free, and that grant needs no other
+            room = self.lanes.count(None) + sum(s.importing for s in self.slots)
+            waits = pending >= room + self.prefetch_next or not self._known(self.queue[0])
+            if slot is None or waits:
+                break
+            waiting = self.queue.popleft()
+            actions += slot.grant(now, waiting)
+            actions.append(Granted(waiting.att, slot.use(self.incarnation), now - waiting.since))
+        return actions
+
+    def _known(self, waiting: Waiting) -> bool:
+        """Every stage of the ring is up, is the process that the ring names, and its KV link stands
+        open for the ring's term."""
+        stages = tuple(self.stages.get(w, 0) for w in self.writers)
+        return waiting.ring.stages == stages and self.open_term() == waiting.ring.term
+
+    def _start_imports(self) -> list[Action]:
+        """Give a free lane to each complete slot, oldest grant first."""
+        actions: list[Action] = []
+        ready = [s for s in self.slots if s.held and s.lane < 0 and s.complete]
+        for slot in sorted(ready, key=lambda s: s.granted_at):
+            if None not in self.lanes or slot.att is None:
+                break
+            slot.lane = self.lanes.index(None)
+            self.lanes[slot.lane] = slot.att
+            actions.append(slot.reservation.process(Event.OPENED, IMPORT))
+            actions.append(StartImport(slot.att, slot.use(self.incarnation), slot.lane))
+        return actions
+
+    def _release(self, slot: Slot) -> list[Action]:
+        step = slot.reservation.process(Event.RELEASE)
+        if step.freed:
+            return [step]
+        return [step, Drain(slot.reservation.slot, slot.reservation.epoch)]
+
+    def _stop_lane(self, att: Attempt) -> list[Action]:
+        """Free the lane of an attempt, unless its import still copies into it."""
+        if att not in self.lanes:
+            return []
+        importing = any(s.att == att and s.lane >= 0 and not s.imported for s in self.slots)
+        lane = self.lanes.index(att)
+        if not importing:
+            self.lanes[lane] = None
+        return [StopLane(att, lane)]
+
+    def _quiet(self, now: float, slot: Slot, writer: str, event: Event, why: str) -> list[Action]:
+        """Apply CLOSED, LOST or REPLACED to a writer that is not quiet. If its KV is incomplete the
+        attempt can never be served: the owner releases it in the same step."""
+        if slot.reservation.users[writer] is User.QUIET:
+            return []
+        actions: list[Action] = []
+        if slot.held and not slot.whole(writer):
+            actions += self._fail(now, slot, "stage_lost", f"{writer}: {why}")
+        return [*actions, slot.reservation.process(event, writer), *self._grant(now)]
+
+    def _fail(self, now: float, slot: Slot, reason: str, detail: str) -> list[Action]:
+        if not slot.held or slot.att is None:
+            return []
+        return [*self._release(slot), Ended(slot.att, reason, detail)]
+
+    def _each_writer(self, slot: Slot, event: Event) -> list[Action]:
+        """Apply a proof to every writer that is not quiet yet."""
+        if slot.free or slot.held:
+            return []
+        busy = [w for w in slot.reservation.writers if slot.reservation.users[w] is not User.QUIET]
+        return [slot.reservation.process(event, w) for w in busy]
+
+    def _held_by(self, writer: str) -> list[Slot]:
+        return [s for s in self.slots if writer in s.reservation.users]
+
+    def _refuse(self, use: Use, term: Term, writer: str) -> str:
+        if use.owner != self.incarnation:
+            return "stale_owner"
+        if use.slot >= len(self.slots):
+            return "unknown_slot"
+        return self.slots[use.slot].refuse(use, term, writer)
