@@ -282,8 +282,6 @@ class Coordinator(Actor):
 
     def on_peer_down(self, peer: str, incarnation: int, reason: str) -> None:
         self._do(self.scheduler.peer_down(self.context.now(), peer, reason))
-        for uid in self.way_out.of(peer):
-            self._cancel(uid, f"the client is gone: {reason}")
 
     def on_link_up(self, peer: str, link: str) -> None:
         if link == "bulk":
@@ -298,6 +296,8 @@ class Coordinator(Actor):
         if peer == self.scheduler.stages[-1] and link == "bulk":
             now = self.context.now()
             self._do(self.scheduler.link_lost(now, peer, self.node.name, reason))
+        for uid in self.way_out.of(peer):  # a client is no peer: its session is all that it has
+            self._cancel(uid, f"the client is gone: {reason}")
 
     def on_stop(self, why: str) -> None:
         self._do(self.scheduler.shut_down(self.context.now()))

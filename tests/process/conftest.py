@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.harness import started, write_config
+from tests.process.harness import PATIENT, started, write_config
 from tools.launch import Running
 
 
@@ -32,6 +32,6 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toy]:
     directory = tmp_path_factory.mktemp("toy")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ZPD_HOME", str(directory / "home"))
-        config = write_config(directory)
+        config = write_config(directory, timeouts=PATIENT)
         with started(config, directory / "run") as running:
             yield Toy(config, running)

@@ -44,6 +44,8 @@ QUICK = {
     "request": 60.0,
     "stop": 5.0,
 }
+# A node may stand still for the length of a test and is not suspected.
+PATIENT = {**QUICK, "suspect": 60.0, "chunk": 60.0, "step": 60.0, "request": 120.0}
 
 
 def free_ports(count: int) -> list[int]:

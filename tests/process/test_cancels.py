@@ -104,9 +104,7 @@ def test_cancel_by_message(faults: Faults, moment: str, times: int) -> None:
     "moment",
     [m if m == "filling" else pytest.param(m, marks=pytest.mark.full) for m in SEEN],
 )
-def test_cancel_by_the_end_of_the_client(
-    faults: Faults, moment: str, way: signal.Signals
-) -> None:
+def test_cancel_by_the_end_of_the_client(faults: Faults, moment: str, way: signal.Signals) -> None:
     others = company(faults, "queued" if moment == "queued" else "")
     before = outcomes(faults)
     words = ("ask", "--config", faults.config, "--raw", "--max-tokens", "100")

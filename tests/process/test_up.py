@@ -12,7 +12,7 @@ import pytest
 
 from tests.process.harness import (
     LIMIT,
-    QUICK,
+    PATIENT,
     Command,
     gone,
     pids,
@@ -140,10 +140,9 @@ def test_a_wrong_config_starts_nothing(tmp_path: Path) -> None:
 
 
 def test_a_question_whose_node_dies_ends_by_name(tmp_path: Path) -> None:
-    # Long enough that the death is noticed by itself, not by the silence before it.
-    times = {**QUICK, "suspect": 15.0}
+    # Patient, so that the death is noticed by itself, not by the silence before it.
     log = {"topology": {"log_level": "debug"}}
-    config, run = write_config(tmp_path, timeouts=times, sections=log), tmp_path / "run"
+    config, run = write_config(tmp_path, timeouts=PATIENT, sections=log), tmp_path / "run"
     with Command("up", config, "--run-dir", run) as up:
         up.line("ready: zpd ask")
         stage = pids(run)["stage-1"]

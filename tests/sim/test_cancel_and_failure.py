@@ -200,9 +200,13 @@ def test_a_client_that_goes_away_is_a_cancel(steps: int) -> None:
     other = world.client()
     survivor = other.ask(prompt(7, 20), max_tokens=6)
     world.run_until(lambda: survivor.uid)
+    live = len(world.actor("coordinator").scheduler.live) - (not survivor.done)
     world.kill(world.user.name)
     world.run_until(lambda: survivor.done)
     right(survivor, prompt(7, 20), 6)
+    world.run_until(lambda: not world.actor("coordinator").way_out.clients)
+    gone = [e for e in world.named("request_done") if "client is gone" in e["detail"]]
+    assert len(gone) == live
     world.user = other
     world.settles()
 

@@ -355,6 +355,23 @@ def test_another_topology_file_is_refused_and_both_sides_say_which_field() -> No
     assert not made.actor("p1").said
 
 
+def test_a_full_queue_is_an_alarm_and_costs_no_session() -> None:
+    made = linked()
+    actor = made.actor("c")
+    made.hold("c", "d")
+    made.network.room = 3
+    sent = [actor.context.send("d", Opened(Term(1, n), "c")) for n in range(5)]
+    assert sent == [True, True, True, False, False]
+    assert [e["message"] for e in made.named("send_refused", "c")] == ["Opened", "Opened"]
+    made.release("c", "d")
+    made.settle()
+    assert actor.context.send("d", Opened(Term(1, 9), "c"))
+    made.settle()
+    assert made.actor("d").seen == [Opened(Term(1, n), "c") for n in (0, 1, 2, 9)]
+    assert made.status("d")["refusals"] == {}
+    assert all_open(made)
+
+
 def test_running_out_of_time_shows_the_cluster() -> None:
     made = linked()
     with pytest.raises(OutOfTime, match=r"seed 0[\s\S]*- c \(running\)"):

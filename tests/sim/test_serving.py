@@ -125,7 +125,7 @@ def test_what_is_imported_does_not_depend_on_the_split() -> None:
     for stages in (1, 2, 3, 4):
         world = World(topology(stages, log_level="debug"))
         answer = world.user.ask(prompt(1, 23), max_tokens=1)
-        world.run_until(lambda: answer.done)
+        world.run_until(lambda a=answer: a.done)
         (record,) = world.named("kv_imported")
         assert record["n_prompt"] == 23
         digests.append(record["digest"])

@@ -598,6 +598,15 @@ def test_a_stalled_peer_that_dials_again_is_up_only_once_it_moves() -> None:
     assert bench.mail(Heartbeat(5, False), 2, session=2) == [PeerUp(B, 3)]
 
 
+def test_what_a_peer_said_before_a_silence_does_not_make_it_stalled_after() -> None:
+    bench = opened()
+    bench.mail(Heartbeat(5, True), 1)
+    bench.links.gone(b"b#3#1", bench.now)
+    bench.now += 2 * TIMES.suspect
+    assert of(PeerUp, bench.hello(session=2)) == [PeerUp(B, 3)]
+    assert B not in {p.peer for p in of(PeerDown, bench.tick())}
+
+
 def test_a_new_life_of_a_stalled_peer_is_up_at_once() -> None:
     bench = opened()
     stalls(bench)

@@ -213,6 +213,21 @@ def test_it_does_not_reconnect_by_itself(world: World) -> None:
     assert Connected(1) not in events
 
 
+def test_a_broken_socket_that_nobody_looks_at_does_not_reconnect_either(world: World) -> None:
+    a, b, address = pair_at(world)
+    b.close(0.0)
+    again, other = world.make("b"), world.make("c")
+    again.bind(address)
+    other.dial(dial(1, address, b"c#1#1"))
+    gather(again, other, until=has(Connected(1)))
+    seen: list[list[bytes]] = []
+    for n in range(100):
+        a.send(SendOn(1, n, [b"for the dead"]))
+        other.send(SendOn(1, n, [b"%d" % n]))
+        seen += mails(gather(again, other, until=mails))
+    assert seen == [[b"%d" % n] for n in range(100)]
+
+
 def test_the_listener_learns_at_the_latest_from_a_send(world: World) -> None:
     a, b = pair(world)
     a.send(SendOn(1, 0, [b"hello"]))
