@@ -12,13 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from nodes.door import check, tokenise
+from nodes.door import Waiting, check, tokenise
 from nodes.facts import facts, hidden_size
+from nodes.fit import check_fit
 from nodes.text import Text
 from nodes.wayout import WayOut
 from zpd.actor import Actor, Context, Progress
 from zpd.attempt import Live, Request
 from zpd.errors import Outcome, RemoteError, UserError
+from zpd.facts import limits
 from zpd.ids import Attempt
 from zpd.messages import (
     Accepted,
@@ -52,10 +54,12 @@ class Coordinator(Actor):
         self, context: Context, topology: Topology, node: Node, text: Text | None = None
     ) -> None:
         super().__init__(context, topology, node)
+        check_fit(topology)
         itemsize = 2 if topology.stages[0].dtype != "float32" else 4
         per_token = hidden_size(topology) * itemsize
         self.scheduler = Scheduler(topology, context.incarnation, per_token)
         self.text = text
+        self.door = Waiting()
         self.way_out = WayOut(context, self._stopped)
         self.uids = 0
         self.sent_at: dict[int, float] = {}  # seq of an outstanding op -> when it left
@@ -74,6 +78,7 @@ class Coordinator(Actor):
         return {
             "ring": {"state": s.ring.state, "term": str(s.ring.term), "why": s.ring.why},
             "down": dict(s.down),
+            "limits": {name: s.limit(name)[0] for name in self.topology.limits()},
             "window": {
                 "outstanding": len(s.window),
                 "bytes": s.window.nbytes,
@@ -102,7 +107,7 @@ class Coordinator(Actor):
         if error is not None:
             raise error
         self.text = text
-        self.context.event("node_ready")
+        self.context.event("node_ready", plan=self.plan())
         self._watch_ready()
 
     def on_timer(self, key: Any) -> None:
@@ -182,11 +187,16 @@ class Coordinator(Actor):
         if text is None:
             self.way_out.refuse(uid, Outcome.UNAVAILABLE, "loading the tokenizer")
             return
-        self.context.submit(
-            lambda p: tokenise(text, ask, blobs[0]),
-            lambda prompt, error: self._tokenised(uid, peer, ask, asked, prompt, error),
-            worker="door",
-        )
+        nbytes = blobs[0].nbytes
+        if not self.door.enter(nbytes):
+            self.way_out.refuse(uid, Outcome.QUEUE_FULL, "too many prompts wait to be tokenised")
+            return
+
+        def tokenised(prompt: list[int], error: BaseException | None) -> None:
+            self.door.leave(nbytes)
+            self._tokenised(uid, peer, ask, asked, prompt, error)
+
+        self.context.submit(lambda p: tokenise(text, ask, blobs[0]), tokenised, worker="door")
 
     def _tokenised(
         self, uid: str, peer: str, ask: Ask, asked: float, prompt: list[int],
@@ -278,6 +288,9 @@ class Coordinator(Actor):
 
     def on_peer_up(self, peer: str, incarnation: int) -> None:
         if peer in (self.scheduler.owner, *self.scheduler.stages):
+            for name in self.scheduler.learn(peer, limits(self.context.facts_of(peer))):
+                value, _ = self.scheduler.limit(name)
+                self.context.event("limit_lowered", limit=name, value=value, peer=peer)
             self._do(self.scheduler.peer_up(self.context.now(), peer, incarnation))
 
     def on_peer_down(self, peer: str, incarnation: int, reason: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from nodes.engine.base import DecodeEngine
 from nodes.engine.make import decode_engine
 from nodes.facts import facts
+from nodes.fit import check_fit
 from nodes.sampling import finish_reason
 from zpd.actor import Actor, Context, Progress
 from zpd.errors import Outcome, RemoteError
@@ -52,6 +53,7 @@ class DecodeNode(Actor):
         engine: DecodeEngine | None = None,
     ) -> None:
         super().__init__(context, topology, node)
+        check_fit(topology)
         self.engine = engine or decode_engine(topology, node)
         self.coordinator = topology.coordinator.name
         writers = tuple(Writer(s.name, *s.layers) for s in topology.stages)
@@ -64,6 +66,9 @@ class DecodeNode(Actor):
 
     def facts(self) -> dict[str, str]:
         return facts(self.topology)
+
+    def plan(self) -> dict[str, str]:
+        return self.engine.plan()
 
     def ready(self) -> tuple[bool, str]:
         return self.loaded, "" if self.loaded else "loading the model"
@@ -88,7 +93,7 @@ class DecodeNode(Actor):
         if error is not None:
             raise error
         self.loaded = True
-        self.context.event("node_ready")
+        self.context.event("node_ready", plan=self.plan())
         self._tell_open()
 
     def on_message(self, peer: str, message: Message, blobs: tuple[Blob, ...]) -> None:

@@ -15,6 +15,28 @@ from zpd.wire import Blob
 
 MAX_PROMPT_BYTES = 8 * 2**20  # of text; a slot's tokens are far fewer
 MAX_STOPS = 16
+MAX_WAITING = 512  # prompts that wait to be tokenised; fewer than the worker's queue holds
+MAX_WAITING_BYTES = 8 * MAX_PROMPT_BYTES  # of their text
+
+
+class Waiting:
+    """The prompts that wait to be tokenised: a burst of them is refused, not piled up."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.nbytes = 0
+
+    def enter(self, nbytes: int) -> bool:
+        """False: there is no room."""
+        if self.count >= MAX_WAITING or self.nbytes + nbytes > MAX_WAITING_BYTES:
+            return False
+        self.count += 1
+        self.nbytes += nbytes
+        return True
+
+    def leave(self, nbytes: int) -> None:
+        self.count -= 1
+        self.nbytes -= nbytes
 
 
 def check(ask: Ask, blobs: tuple[Blob, ...]) -> None:

@@ -12,12 +12,16 @@ TOY_HIDDEN = 1
 
 
 def facts(topology: Topology) -> dict[str, str]:
-    """Short fingerprints; neither torch nor any weights are loaded for them."""
-    found = {"topology": topology.fingerprint(), "kv_dtype": topology.decode.dtype}
+    """Short fingerprints of the model, and the form of its KV; no weights are loaded for them."""
     if topology.model.name == TOY:
-        return found | {"model": TOY, "tokenizer": TOY}
+        return {"model": TOY, "tokenizer": TOY, "kv": f"{topology.model.layers} layers"}
     path = resolve(topology.model.name)
-    return found | {"model": fingerprint(path), "tokenizer": tokenizer_fingerprint(path)}
+    spec, dtype = read_spec(path), topology.decode.dtype
+    return {
+        "model": fingerprint(path),
+        "tokenizer": tokenizer_fingerprint(path),
+        "kv": f"{spec.layers} layers x {spec.kv_heads} heads x {spec.head_dim} {dtype}",
+    }
 
 
 def hidden_size(topology: Topology) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 from nodes.engine.base import Forwarded, PrefillEngine
 from nodes.engine.make import prefill_engine
 from nodes.facts import facts
+from nodes.fit import check_fit
 from zpd.actor import Actor, Context
 from zpd.errors import RemoteError
 from zpd.messages import Close, End, Kv, LinkState, Message, Open, Opened, Prefill, Reply, Skip
@@ -35,14 +36,17 @@ class PrefillNode(Actor):
         engine: PrefillEngine | None = None,
     ) -> None:
         super().__init__(context, topology, node)
+        check_fit(topology)
         self.engine = engine or prefill_engine(topology, node)
         stages = [s.name for s in topology.stages]
         self.index = stages.index(node.name)
-        self.upstream = topology.coordinator.name if self.index == 0 else stages[self.index - 1]
+        self.coordinator = topology.coordinator.name
+        self.upstream = self.coordinator if self.index == 0 else stages[self.index - 1]
         self.tail = self.index == len(stages) - 1
-        self.onward = topology.coordinator.name if self.tail else stages[self.index + 1]
+        self.onward = self.coordinator if self.tail else stages[self.index + 1]
         self.owner = topology.decode.name
         self.ring = StageRing(self.index, context.incarnation)
+        self.bulk: dict[str, LinkState] = {}  # how each link that carries ops or KV stands
         self.queue: deque[tuple[RingMessage, tuple[Blob, ...], float]] = deque()
         self.computing = True  # until the model is loaded
         self.ops = 0
@@ -50,6 +54,9 @@ class PrefillNode(Actor):
 
     def facts(self) -> dict[str, str]:
         return facts(self.topology)
+
+    def plan(self) -> dict[str, str]:
+        return self.engine.plan()
 
     def ready(self) -> tuple[bool, str]:
         return self.loaded, "" if self.loaded else "loading the model"
@@ -72,11 +79,11 @@ class PrefillNode(Actor):
         if error is not None:
             raise error
         self.loaded, self.computing = True, False
-        self.context.event("node_ready")
+        self.context.event("node_ready", plan=self.plan())
         self._next()
 
     def on_message(self, peer: str, message: Message, blobs: tuple[Blob, ...]) -> None:
-        if isinstance(message, Skip) and peer == self.topology.coordinator.name:
+        if isinstance(message, Skip) and peer == self.coordinator:
             self.ring.hint(message.use)
         elif isinstance(message, Open | Prefill | Close) and peer == self.upstream:
             if isinstance(message, Open):
@@ -182,11 +189,15 @@ class PrefillNode(Actor):
     # ---- links -------------------------------------------------------------------------------
 
     def on_link_down(self, peer: str, link: str, reason: str) -> None:
-        self._tell(LinkState(peer, False, reason), link)
+        self._note(peer, link, LinkState(peer, False, reason))
 
     def on_link_up(self, peer: str, link: str) -> None:
-        self._tell(LinkState(peer, True, ""), link)
+        self._note(peer, link, LinkState(peer, True, ""))
+        if (peer, link) == (self.coordinator, "control"):
+            for state in self.bulk.values():  # what it could not be told before
+                self.context.send(self.coordinator, state)
 
-    def _tell(self, message: LinkState, link: str) -> None:
+    def _note(self, peer: str, link: str, state: LinkState) -> None:
         if link == "bulk":
-            self.context.send(self.topology.coordinator.name, message)
+            self.bulk[peer] = state
+            self.context.send(self.coordinator, state)

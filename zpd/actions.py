@@ -34,6 +34,15 @@ class PeerDown:
 
 
 @dataclass(frozen=True)
+class PlanDiffers:
+    """The peer's numeric plan is not this node's: their bits may differ. Said once a life."""
+
+    peer: str
+    incarnation: int
+    differs: dict[str, tuple[str, str]]  # part of the plan -> (this node's, the peer's)
+
+
+@dataclass(frozen=True)
 class LinkUp:
     """A link that this node dials has an open session."""
 
@@ -77,6 +86,7 @@ Action = (
     | Deliver
     | PeerUp
     | PeerDown
+    | PlanDiffers
     | LinkUp
     | LinkDown
     | InboundDown

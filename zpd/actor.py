@@ -6,7 +6,7 @@ thread with ``context.submit`` and comes back as a callback on the loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 from zpd.messages import Message
@@ -43,6 +43,10 @@ class Context(Protocol):
 
     def incarnation_of(self, peer: str) -> int:
         """The peer's newest known incarnation; 0 while unknown."""
+        ...
+
+    def facts_of(self, peer: str) -> Mapping[str, str]:
+        """What the peer's newest process claimed in HELLO or WELCOME; empty while unknown."""
         ...
 
     def set_timer(self, key: Hashable, at: float) -> None:
@@ -83,6 +87,11 @@ class Actor:
 
     def facts(self) -> dict[str, str]:
         """What HELLO claims; keys named by both sides must agree."""
+        return {}
+
+    def plan(self) -> dict[str, str]:
+        """What decides the bits that this node computes. Two nodes that differ say so, and go on;
+        empty for a node that computes nothing."""
         return {}
 
     def ready(self) -> tuple[bool, str]:

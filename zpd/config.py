@@ -11,45 +11,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from zpd import address
-from zpd.configkeys import (
-    Key,
-    Problems,
-    flag,
-    matching,
-    one_of,
-    read_table,
-    seconds,
-    suggest,
-    text,
-    whole,
-)
+from zpd.configkeys import Key, Problems, flag, one_of, read_table, seconds, suggest, text, whole
+from zpd.confignodes import DTYPES, NAME, NODE, check_nodes
 from zpd.errors import ConfigError
 from zpd.layers import MAX_LAYERS, TOY, layer_count, split
-from zpd.topology import ROLES, Model, Node, Timeouts, Topology
+from zpd.topology import Model, Node, Timeouts, Topology
 
 MAX_FILE = 2**20  # bytes; a file longer than this is no topology
 LEVELS = ("debug", "info", "warning", "error")
-DTYPES = ("float32", "bfloat16")
-
-NAME = matching("[a-z0-9-]{1,32}", "must be 1 to 32 of a-z, 0-9 and -")
-DEVICE = matching(r"cpu|cuda(:[0-9]{1,3})?", "must be cpu, cuda or cuda:N")
-
-
-def _address(value: Any) -> str:
-    if type(value) is not str:
-        raise ValueError(address.ALLOWED)
-    address.parse(value)
-    return value
-
-
-def _layers(value: Any) -> tuple[int, int]:
-    match value:
-        case [int(a), int(b)] if type(a) is type(b) is int and 0 <= a < b <= MAX_LAYERS:
-            return a, b
-    raise ValueError("must be [a, b]: layers a up to but not b, 0 <= a < b")
-
-
 SECTIONS: dict[str, dict[str, Key]] = {
     "topology": {
         "name": Key(NAME),
@@ -79,15 +48,7 @@ SECTIONS: dict[str, dict[str, Key]] = {
         for name in Timeouts.__dataclass_fields__
     },
 }
-NODE: dict[str, Key] = {
-    "name": Key(NAME),
-    "role": Key(one_of(*ROLES)),
-    "address": Key(_address),
-    "layers": Key(_layers, None),
-    "threads": Key(whole(1, 1024), Node.threads),
-    "device": Key(DEVICE, Node.device),
-    "dtype": Key(one_of(*DTYPES), None),
-}
+MAX_QUEUE = 2**31 - 1  # messages; what ZeroMQ can be told
 
 
 def load(path: str | Path) -> Topology:
@@ -113,14 +74,13 @@ def parse(data: Mapping[str, Any], problems: Problems) -> Topology:
     sections = dict(_sections(problems, data))
     nodes = _nodes(problems, data.get("node"))
     _check_numbers(problems, sections)
-    _check_nodes(problems, nodes, sections["topology"].get("expose", True))
+    check_nodes(problems, nodes, sections["topology"].get("expose", True))
     count = layer_count(problems, sections["model"])
     layers = split(problems, nodes, count)
-    if problems.lines:
-        raise ConfigError("\n".join(problems.lines))
+    _raise(problems)
 
     s = sections
-    return Topology(
+    topology = Topology(
         name=s["topology"]["name"],
         file=problems.file,
         model=Model(s["model"]["name"], s["model"]["max_tokens"], count, s["model"]["toy_seconds"]),
@@ -133,6 +93,10 @@ def parse(data: Mapping[str, Any], problems: Problems) -> Topology:
                 threads=n["threads"],
                 device=n["device"],
                 dtype=n["dtype"] or s["model"]["dtype"],
+                host=n["host"],
+                peers=n["peers"],
+                bulk_peers=n["bulk_peers"],
+                args=n["args"],
             )
             for i, n in enumerate(nodes)
         ),
@@ -147,6 +111,19 @@ def parse(data: Mapping[str, Any], problems: Problems) -> Topology:
         expose=s["topology"]["expose"],
         timeouts=Timeouts(**s["timeouts"]),
     )
+    if topology.high_water() > MAX_QUEUE:
+        text = (
+            f"a queue must have room for {topology.high_water()} messages (KV of every slot, the "
+            f"window, every lane's tokens), but {MAX_QUEUE} is the most"
+        )
+        problems.add("[model] max_tokens, [decode] lanes and source_slots", text)
+    _raise(problems)
+    return topology
+
+
+def _raise(problems: Problems) -> None:
+    if problems.lines:
+        raise ConfigError("\n".join(problems.lines))
 
 
 def _sections(problems: Problems, data: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -182,6 +159,13 @@ def _check_numbers(problems: Problems, sections: Mapping[str, Mapping[str, Any]]
             least = f"{factor}[{small[0]}] {small[1]} = {a * times:g}"
             problems.add(f"[{big[0]}] {big[1]}", f"must be at least {least}: {why}", b)
 
+    slots, lanes = (sections["decode"].get(k) for k in ("source_slots", "lanes"))
+    if slots and lanes and slots > 2 * (lanes + 1):
+        text = (
+            f"must be at most 2 x ([decode] lanes + 1) = {2 * (lanes + 1)}: no more can fill, or "
+            "drain while others fill, and each costs a slot's memory"
+        )
+        problems.add("[decode] source_slots", text, slots)
     toy_seconds = sections["model"].get("toy_seconds")
     if toy_seconds and sections["model"].get("name", TOY) != TOY:
         problems.add("[model] toy_seconds", "only the model toy has this key", toy_seconds)
@@ -193,32 +177,3 @@ def _check_numbers(problems: Problems, sections: Mapping[str, Mapping[str, Any]]
         need((t, "suspect"), (t, wait), "a dead node is named before its work is overdue")
     for part in ("reserve", "chunk", "step"):
         need((t, part), (t, "request"), "a request's whole life holds each of its waits")
-
-
-def _check_nodes(problems: Problems, nodes: list[dict[str, Any]], expose: bool) -> None:
-    seen: dict[tuple[str, object], int] = {}
-    for i, n in enumerate(nodes):
-        where = n.get("address") and address.parse(n["address"])
-        if where and not address.is_loopback(where[0]) and not expose:
-            text = (
-                "other machines can connect to this host, and links are plain text: "
-                "say expose = true under [topology], or use 127.0.0.1"
-            )
-            problems.add(f"node[{i}].address", text, n["address"])
-        if where and where[0] == "localhost":
-            where = ("127.0.0.1", where[1])
-        for key, value in (("name", n.get("name")), ("address", where)):
-            first = seen.setdefault((key, value), i)
-            if value and first != i:
-                problems.add(f"node[{i}].{key}", f"is node[{first}]'s already", n[key])
-        if n.get("layers") and n.get("role") in ("coordinator", "decode"):
-            text = f"only prefill nodes have this key (this one's role is {n['role']})"
-            problems.add(f"node[{i}].layers", text, list(n["layers"]))
-    if not nodes or any("role" not in n for n in nodes):
-        return
-    for role in ROLES:
-        has = [f"node[{i}]" for i, n in enumerate(nodes) if n["role"] == role]
-        if len(has) != 1 and (role != "prefill" or not has):
-            many = "at least one" if role == "prefill" else "exactly one"
-            text = f"{many} node must have role {role}, but {', '.join(has) or 'none'} has"
-            problems.add("node", text)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from zpd.facts import MAX_SHOWN, disagree
 from zpd.messages import Hello, Refused
 from zpd.place import ANYONE, CLIENT, Place
 from zpd.session import CONTROL
 from zpd.wire import PROTOCOL, Envelope
 
 MAX_CLIENTS = 256  # sessions: each costs heartbeats and a queue
-MAX_SHOWN = 256  # characters of a fact in a refusal
 MAX_CLIENT_NAME = 64  # characters; it is shown in logs and is part of a routing id
 
 
@@ -26,15 +26,14 @@ class Known:
 def differ(
     protocol: int, role: str, expected_role: str, facts: Mapping[str, str], mine: Mapping[str, str]
 ) -> Refused | None:
-    """The first claim on which the peer and this node differ."""
+    """The first claim on which the peer and this node differ and must not."""
     if protocol != PROTOCOL:
         return Refused("mismatch", "protocol", str(PROTOCOL), str(protocol))
     if role != expected_role:
         return Refused("mismatch", "role", expected_role, role)
-    for key, value in mine.items():
-        if key in facts and facts[key] != value:
-            # Cut, or a long value of theirs makes an answer that is too long to send.
-            return Refused("mismatch", key, value[:MAX_SHOWN], facts[key][:MAX_SHOWN])
+    if key := disagree(facts, mine):
+        # Cut, or a long value of theirs makes an answer that is too long to send.
+        return Refused("mismatch", key, mine[key][:MAX_SHOWN], facts[key][:MAX_SHOWN])
     return None
 
 

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-_PULLED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # of a pulled model
 
 
 def home() -> Path:
@@ -21,7 +21,7 @@ def models_home() -> Path:
 
 def find_model(name: str) -> Path | None:
     """The directory of a model: a pulled one of that name, else a local directory, else None."""
-    places = [models_home() / name] if _PULLED.fullmatch(name) else []
+    places = [models_home() / name] if MODEL_NAME.fullmatch(name) else []
     try:
         return next((p for p in (*places, _absolute(name)) if p.is_dir()), None)
     except (OSError, ValueError):

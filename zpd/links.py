@@ -29,23 +29,26 @@ from zpd.messages import (
     Heartbeat,
     Hello,
     Message,
+    Note,
     Refused,
     StatusAsk,
     Welcome,
 )
+from zpd.mismatches import Mismatches
 from zpd.peers import Peers
 from zpd.place import Place
-from zpd.session import BULK, CONTROL, Order, Session, route_of
+from zpd.session import BULK, CONTROL, Order, Session, read_route, route_of
 from zpd.sockets import Dial, Outgoing, Part, SendBack
-from zpd.wire import PROTOCOL, Blob, Envelope, decode
+from zpd.wire import PROTOCOL, Blob, Envelope, decode, protocol_of
 
-FROM_CLIENTS = (Ask, Cancel, StatusAsk)  # besides HELLO and heartbeats
+FROM_CLIENTS = (Ask, Cancel, StatusAsk, Note)  # besides HELLO and heartbeats
 
 
 class Links:
     def __init__(self, place: Place, facts: Mapping[str, str]) -> None:
         self._me = place
-        self._facts = {**place.facts, **facts}
+        # A refusal names the first that differs: the model, then a key of the file, the whole last.
+        self._facts = {**facts, **place.facts}
         self._times = place.timeouts
         self.peers = Peers(place.roles, place.timeouts.suspect)
         # Others, such as a stage's neighbours, are known by their bulk links alone.
@@ -53,6 +56,7 @@ class Links:
         self._near = {peer for peer, link in pairs if link == CONTROL}
         self._lines = Lines(place)
         self._inbound = Inbound(place)
+        self._mismatches = Mismatches()
         self.due = float("inf")  # when ``tick`` has something to do
 
     # ---- what happens ------------------------------------------------------------------------
@@ -92,6 +96,8 @@ class Links:
         try:
             envelope, message, blobs = decode(frames)
         except RemoteError as error:
+            if error.reason == "protocol" and line.state is State.GREETING:
+                return self._unlike(line, _protocols(frames), now)
             return [Refusal(error.reason, line.peer, line.link, error.detail)]
         if wrong := session.misdirected(envelope):
             return [_refuse(wrong, session, str(envelope))]
@@ -106,6 +112,8 @@ class Links:
         try:
             envelope, message, blobs = decode(frames)
         except RemoteError as error:
+            if error.reason == "protocol" and (of := read_route(route)):
+                return self._answer_other_protocol(route, of, _protocols(frames), now)
             return [Refusal(error.reason, _shown(route), "", error.detail)]
         if route != route_of(envelope.source, envelope.source_incarnation, envelope.session):
             return [Refusal("routing", envelope.source, "", f"came from {_shown(route)}")]
@@ -165,6 +173,10 @@ class Links:
         session = self._session(peer, CONTROL)
         return session.peer_incarnation if session else 0
 
+    def facts_of(self, peer: str) -> Mapping[str, str]:
+        """What the newest process of a node claimed; empty while unknown."""
+        return self.peers[peer].facts if peer in self.peers else {}
+
     def is_open(self, peer: str, link: str) -> bool:
         return self._session(peer, link) is not None
 
@@ -187,6 +199,7 @@ class Links:
                 {"peer": s.peer, "link": s.link, "number": s.number, "client": s.client}
                 for s in self._inbound
             ],
+            "mismatches": self._mismatches.status(now),
         }
 
     # ---- dialled sessions --------------------------------------------------------------------
@@ -210,25 +223,34 @@ class Links:
         if differs is None and incarnation < newest:
             differs = Refused("old_incarnation", "incarnation", str(newest), str(incarnation))
         if differs is not None:
-            detail = explain(differs, self._me.name, peer)
-            refusal = Refusal(differs.reason, peer, line.link, detail, session=True)
-            return [refusal, *self._drop(line, detail, now, slow=True)]
+            return self._unlike(line, differs, now)
         actions = self._renew(peer, incarnation, now)
         session.peer, session.peer_incarnation = peer, incarnation
         session.heard = now
         self._lines.welcomed(line)
+        self._mismatches.opened(line.peer, line.link, dialled=True)
         self._watch(session)
         return [
             *actions,
+            *self.peers.greeted(peer, message.facts, self._facts),
             *self.peers.opened(session, now),
             LinkUp(line.peer, line.link, line.number),
         ]
+
+    def _unlike(self, line: Line, differs: Refused, now: float) -> list[Action]:
+        """The listener is not one that this node may talk to."""
+        me, peer = self._me.name, line.peer or line.address
+        self._mismatches.refused_by_me(peer, line.link, differs, me, now, dialled=True)
+        detail = explain(differs, me, peer)
+        refusal = Refusal(differs.reason, line.peer, line.link, detail, session=True)
+        return [refusal, *self._drop(line, detail, now, slow=True)]
 
     def _refused(self, line: Line, message: Refused, now: float) -> list[Action]:
         """The listener does not accept this session (any more)."""
         listener = line.peer or line.address
         detail = f"refused by {listener}: {explain(message, listener, self._me.name)}"
         slow = line.state is State.GREETING
+        self._mismatches.refused_by_peer(listener, line.link, message, now)
         refusal = Refusal("refused_by_peer", line.peer, line.link, detail, session=True)
         return [refusal, *self._drop(line, detail, now, slow=slow)]
 
@@ -254,6 +276,8 @@ class Links:
             now, now, me.checksum, client, next_in=1,
         )  # fmt: skip
         if wrong is not None:
+            if not client:
+                self._mismatches.refused_by_me(peer, hello.link, wrong, me.name, now, dialled=False)
             detail = explain(wrong, me.name, peer)
             return [
                 session.seal(wrong),
@@ -265,11 +289,26 @@ class Links:
         self._inbound.add(session, route)
         if not client:
             self.peers[peer].numbers[hello.link] = session.number
+            self._mismatches.opened(peer, hello.link, dialled=False)
         self._watch(session)
         if self._lines.hurry(peer, now):
             self.due = now
         welcome = session.seal(Welcome(PROTOCOL, me.role, dict(self._facts)))
+        actions += self.peers.greeted(peer, hello.facts, self._facts)
         return [*actions, welcome, *self.peers.opened(session, now)]
+
+    def _answer_other_protocol(
+        self, route: bytes, of: tuple[str, int, int], wrong: Refused, now: float
+    ) -> list[Action]:
+        """The dialler cannot read the answer, but it sees from it which protocol is spoken here."""
+        me, (name, incarnation, number) = self._me, of
+        if name in self.peers:
+            self._mismatches.refused_by_me(name, "", wrong, me.name, now, dialled=False)
+        session = Session(
+            me.name, me.incarnation, name, incarnation, "", number, route, 0.0, 0.0
+        )  # fmt: skip
+        detail = explain(wrong, me.name, name)
+        return [session.seal(wrong), Refusal("protocol", name, "", detail, session=True)]
 
     def _stranger(self, route: bytes, envelope: Envelope, message: Message) -> list[Action]:
         """Not a HELLO, and no such session: tell its dialler, who may not know that it ended."""
@@ -371,6 +410,10 @@ class Links:
 
 def _refuse(reason: str, session: Session, detail: str) -> Refusal:
     return Refusal(reason, session.peer, session.link, detail)
+
+
+def _protocols(frames: Sequence[Part]) -> Refused:
+    return Refused("mismatch", "protocol", str(PROTOCOL), str(protocol_of(frames)))
 
 
 def _shown(route: bytes) -> str:

@@ -274,15 +274,27 @@ class Cancel:
 
 @dataclass(frozen=True)
 class StatusAsk:
-    """Client -> any node."""
+    """Client or node -> any node."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """Node -> client. Blob 0, uint8: a JSON object; ``ready``: the whole path serves."""
+    """Node -> who asked. Blob 0, uint8: a JSON object; ``ready``: the whole path serves."""
 
     ready: bool
     why: str
+
+
+# ---- actors of one's own: anybody -> a node whose role is module:Class -----------------------
+
+
+@dataclass(frozen=True)
+class Note:
+    """Anybody -> an actor of one's own, control or bulk. What ``topic``, ``fields`` and up to eight
+    blobs mean is the receiver's business; the nodes that serve a model refuse it."""
+
+    topic: str
+    fields: dict[str, str] = field(default_factory=dict)
 
 
 MESSAGES: tuple[type, ...] = (
@@ -291,6 +303,7 @@ MESSAGES: tuple[type, ...] = (
     Open, Prefill, Reply, Close, Skip, LinkState,
     Kv, End, Opened,
     Ask, Accepted, Delta, Done, Cancel, StatusAsk, Status,
+    Note,
 )  # fmt: skip
 
 Message = (
@@ -299,4 +312,5 @@ Message = (
     | Open | Prefill | Reply | Close | Skip | LinkState
     | Kv | End | Opened
     | Ask | Accepted | Delta | Done | Cancel | StatusAsk | Status
+    | Note
 )  # fmt: skip

@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from math import ceil
 from pathlib import Path
 from types import FrameType
 
@@ -113,15 +112,6 @@ def parent_lives(pid: int) -> Callable[[], bool]:
     return lives
 
 
-def high_water(topology: Topology) -> int:
-    """Messages that one queue must hold: all KV of every source slot, a window of ops, an answer
-    of single tokens; twice that, so that a full queue is an alarm."""
-    chunks = ceil(topology.model.max_tokens / topology.chunk) + 2
-    answers = topology.lanes * topology.model.max_tokens
-    most = topology.source_slots * chunks + topology.prefill_depth + answers + topology.max_queue
-    return 2 * most
-
-
 def _run(
     topology: Topology,
     node: Node,
@@ -130,7 +120,7 @@ def _run(
     log: Log,
     wanted: Callable[[], bool],
 ) -> int:
-    sockets = ZmqSockets(high_water(topology), topology.timeouts.suspect)
+    sockets = ZmqSockets(topology.high_water(), topology.timeouts.suspect)
     try:
         address = sockets.bind(node.address)
         record = NodeRecord(node.name, node.role, os.getpid(), incarnation, address)

@@ -6,11 +6,12 @@ Clients are not peers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from zpd.actions import PeerDown, PeerUp
+from zpd.actions import PeerDown, PeerUp, PlanDiffers
+from zpd.facts import plan_differs
 from zpd.messages import Heartbeat
 from zpd.session import CONTROL, Session
 
@@ -25,6 +26,8 @@ class Peer:
     since: float = 0.0  # of the present up or down
     why: str = "never heard"  # it is down
     last: Heartbeat | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)  # what its newest process claims
+    compared: bool = False  # its numeric plan, with this node's
     moved: float = 0.0  # when its work last moved, or was idle
     stalled: bool = False
 
@@ -63,6 +66,19 @@ class Peers:
             self._peers[name].numbers.clear()
             self._peers[name].last = None
             self._peers[name].stalled = False
+            self._peers[name].compared = False
+
+    def greeted(
+        self, name: str, facts: Mapping[str, str], mine: Mapping[str, str]
+    ) -> list[PlanDiffers]:
+        """Its HELLO or WELCOME was accepted. What it computes otherwise is said once a life."""
+        peer = self._peers.get(name)
+        if peer is None:
+            return []
+        peer.facts = facts
+        differs = {} if peer.compared else plan_differs(facts, mine)
+        peer.compared = True
+        return [PlanDiffers(name, peer.incarnation, differs)] if differs else []
 
     def opened(self, session: Session, now: float) -> list[PeerUp]:
         peer = self._peers.get(session.peer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from zpd import facts
 from zpd.session import CONTROL
 from zpd.topology import Timeouts, Topology
 
@@ -38,7 +39,7 @@ class Place:
             expected=frozenset(
                 (p, link) for p in others for to, link in topology.links(p) if to == name
             ),
-            facts={"topology": topology.fingerprint()},
+            facts=facts.of_topology(topology),
             timeouts=topology.timeouts,
             checksum=checksum,
         )

@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 from zpd.actions import (
@@ -22,10 +22,12 @@ from zpd.actions import (
     LinkUp,
     PeerDown,
     PeerUp,
+    PlanDiffers,
     Refusal,
 )
 from zpd.actor import Actor, Context, Progress
 from zpd.errors import RemoteError, ZpdBug
+from zpd.facts import of_plan
 from zpd.links import Links
 from zpd.messages import Heartbeat, Message, Status, StatusAsk
 from zpd.place import Place
@@ -89,13 +91,15 @@ class Runtime:
         self._timers: dict[Hashable, tuple[float, int]] = {}
         self._order = itertools.count()
         self._began = 0.0
+        self._plan: dict[str, str] = {}
         self.actor = make(self)
 
     # ---- for the driver ------------------------------------------------------------------------
 
     def start(self) -> None:
         now = self._began = self._ports.now()
-        self._links = Links(self.place, self.actor.facts())
+        self._plan = self.actor.plan()
+        self._links = Links(self.place, {**self.actor.facts(), **of_plan(self._plan)})
         self.call(self.actor.on_start)
         self._do(self._links.start(now))
 
@@ -172,6 +176,9 @@ class Runtime:
     def incarnation_of(self, peer: str) -> int:
         return self._links.incarnation_of(peer) if self._links else 0
 
+    def facts_of(self, peer: str) -> Mapping[str, str]:
+        return self._links.facts_of(peer) if self._links else {}
+
     def set_timer(self, key: Hashable, at: float) -> None:
         n = next(self._order)
         self._timers[key] = (at, n)
@@ -220,6 +227,10 @@ class Runtime:
                     "peer_down", peer=peer, peer_incarnation=incarnation, reason=reason
                 )
                 self.call(actor.on_peer_down, peer, incarnation, reason)
+            case PlanDiffers(peer, incarnation, differs):
+                self._ports.event(
+                    "plan_differs", peer=peer, peer_incarnation=incarnation, differs=differs
+                )
             case LinkUp(peer, link, number):
                 self._ports.event("link_up", peer=peer, link=link, session=number)
                 self.call(actor.on_link_up, peer, link)
@@ -267,6 +278,7 @@ class Runtime:
         now, beat = self._ports.now(), self._ports.pulse()
         return {
             "name": self.name,
+            "topology": self.place.facts.get("name", ""),
             "role": self.place.role,
             "incarnation": self.incarnation,
             "pid": os.getpid(),
@@ -275,6 +287,7 @@ class Runtime:
             "why": why,
             "work": beat.work,
             "busy": beat.busy,
+            "plan": self._plan,
             **self.links.statistics(now),
             "refusals": dict(self.refusals),
             "actor": self.actor.status(),

@@ -97,6 +97,7 @@ class Scheduler:
         self.up: dict[str, int] = {}  # peer -> incarnation
         self.down: dict[str, str] = dict.fromkeys((self.owner, *self.stages), "not seen yet")
         self.head_link = False  # our bulk link to the head
+        self.limits: dict[str, dict[str, int]] = {}  # node -> what it claims, by name
         self.live: dict[Attempt, Live] = {}
         self.attempts = 0
         self.seq = 0
@@ -111,6 +112,11 @@ class Scheduler:
             return False, f"ring is {self.ring.state}: {self.ring.why}"
         return True, ""
 
+    def limit(self, name: str) -> tuple[int, str]:
+        """The smallest of all nodes' limits of that name, and whose it is; "" for this node."""
+        said = [(limits[name], node) for node, limits in self.limits.items() if name in limits]
+        return min([(self.topology.limits()[name], ""), *said])
+
     def waiting(self) -> int:
         return sum(x.phase is Phase.RESERVE for x in self.live.values())
 
@@ -121,22 +127,21 @@ class Scheduler:
 
     def admit(self, n_prompt: int, max_tokens: int) -> None:
         """Raise Refusal if a request of this size cannot be taken on now."""
-        limit = self.topology.model.max_tokens
+        limit, whose = self.limit("max_tokens")
         if n_prompt == 0:
             raise Refusal(Outcome.BAD_REQUEST, "the prompt is empty: at least one token")
         if n_prompt + max_tokens > limit:
             raise Refusal(
                 Outcome.PROMPT_TOO_LONG,
                 f"prompt of {n_prompt} tokens + max_tokens {max_tokens} = {n_prompt + max_tokens}: "
-                f"[model] max_tokens allows {limit}",
+                f"[model] max_tokens allows {limit}" + (f" at {whose}" if whose else ""),
             )
         ready, why = self.ready()
         if not ready:
             raise Refusal(Outcome.UNAVAILABLE, why)
-        if self.waiting() >= self.topology.max_queue:
-            raise Refusal(
-                Outcome.QUEUE_FULL, f"[queue] max = {self.topology.max_queue} requests wait already"
-            )
+        most, _ = self.limit("max_queue")
+        if self.waiting() >= most:
+            raise Refusal(Outcome.QUEUE_FULL, f"[queue] max = {most} requests wait already")
 
     def ask(self, now: float, request: Request) -> list[Action]:
         """Take on an admitted request (``admit`` did not raise; max_tokens >= 1)."""
@@ -227,6 +232,12 @@ class Scheduler:
 
     # ---- membership --------------------------------------------------------------------------
 
+    def learn(self, peer: str, limits: dict[str, int]) -> list[str]:
+        """A peer's limits, from its HELLO or WELCOME. Returns the names of those that are now the
+        smallest."""
+        self.limits[peer] = limits
+        return [name for name in self.topology.limits() if self.limit(name)[1] == peer]
+
     def peer_up(self, now: float, peer: str, incarnation: int) -> list[Action]:
         was_up = self.down.pop(peer, None) is None
         before, self.up[peer] = self.up.get(peer), incarnation
@@ -253,10 +264,12 @@ class Scheduler:
         return self._open(now)
 
     def link_lost(self, now: float, source: str, peer: str, reason: str) -> list[Action]:
-        """A link of the ring or a KV link broke (``source`` may be us): a new term is needed."""
+        """A link of the ring or a KV link broke (``source`` may be us): a new term is needed. Who
+        told it lives, so it is the other end that is missed."""
         if source == self.topology.coordinator.name:
             self.head_link = False
-        return self._break(now, f"link {source} -> {peer}: {reason}", Outcome.STAGE_LOST)
+        lost = Outcome.DECODE_LOST if peer == self.owner else Outcome.STAGE_LOST
+        return self._break(now, f"link {source} -> {peer}: {reason}", lost)
 
     def tick(self, now: float) -> list[Action]:
         """Every budget, checked a few times a second. Returns what ran out."""

@@ -22,7 +22,7 @@ MAX_ITEMS = 4096  # of a list or map: msgpack makes room for the claimed number 
 # MAX_TEXT; an error's text, or what a peer said, may be of any length and must not fail the
 # message that carries it. LONG: bounded by the header alone.
 CUT = frozenset({"detail", "mine", "reason", "skip", "why", "yours"})
-LONG = frozenset({"facts", "text"})
+LONG = frozenset({"facts", "fields", "text"})
 
 
 class SchemaError(ValueError):

@@ -6,6 +6,7 @@ one means that a frame is missing. ``zpd.links`` decides what to do about each.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -22,6 +23,12 @@ LINKS = (CONTROL, BULK)
 def route_of(name: str, incarnation: int, number: int) -> bytes:
     """The routing id of a session: its dialler, and the dialler's number for it."""
     return f"{name}#{incarnation}#{number}".encode()
+
+
+def read_route(route: bytes) -> tuple[str, int, int] | None:
+    """(name, incarnation, number), of whoever dialled with this routing id; None for another's."""
+    found = re.fullmatch(rb"([!-~]{1,64})#([0-9]{1,18})#([0-9]{1,18})", route)
+    return (found[1].decode(), int(found[2]), int(found[3])) if found else None
 
 
 class Order(Enum):

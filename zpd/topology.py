@@ -7,9 +7,14 @@ seconds, sizes bytes unless a name says tokens or layers.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import ceil
+from types import MappingProxyType
+from typing import Any
 
 ROLES = ("coordinator", "prefill", "decode")
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,11 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class Node:
-    """One process. ``layers`` is a half-open range; the decode node holds all layers."""
+    """One process. ``layers`` is a half-open range; the decode node holds all layers.
+
+    A role of one's own, ``module:Class``, names whom it dials in ``peers`` and ``bulk_peers``, and
+    may have ``args``: JSON values, lists as tuples, tables as read-only mappings.
+    """
 
     name: str
     role: str
@@ -38,6 +47,10 @@ class Node:
     threads: int = 1
     device: str = "cpu"
     dtype: str = "float32"
+    host: str = ""  # the machine that runs it, as `zpd up --host` names it
+    peers: tuple[str, ...] = ()
+    bulk_peers: tuple[str, ...] = ()
+    args: Mapping[str, Any] = field(default_factory=lambda: NOTHING, hash=False)
 
 
 @dataclass(frozen=True)
@@ -88,7 +101,12 @@ class Topology:
 
         Control: the coordinator to everyone, everyone to the coordinator, stages to the decode
         node. Bulk: along the ring (coordinator, stages, coordinator) and stages to the decode node.
+        A node with a role of its own takes no part in these: it dials whom it names.
         """
+        node = self.node(name)
+        if node.role not in ROLES:
+            control = ((p, "control") for p in node.peers)
+            return (*control, *((p, "bulk") for p in node.bulk_peers))
         c, d, ring = self.coordinator.name, self.decode.name, [s.name for s in self.stages]
         if name == c:
             return (*((p, "control") for p in (d, *ring)), (ring[0], "bulk"))
@@ -98,10 +116,35 @@ class Topology:
         onward = after[0] if after else c
         return ((c, "control"), (d, "control"), (onward, "bulk"), (d, "bulk"))
 
+    def high_water(self) -> int:
+        """Messages that one queue must hold: all KV of every source slot, a window of ops, an
+        answer of single tokens; twice that, so that a full queue is an alarm."""
+        chunks = ceil(self.model.max_tokens / self.chunk) + 2
+        answers = self.lanes * self.model.max_tokens
+        return 2 * (self.source_slots * chunks + self.prefill_depth + answers + self.max_queue)
+
+    def claims(self) -> dict[str, str]:
+        """What nodes that each read a file of their own must agree on, by the name of the key: it
+        decides bits, or the sizes of memory and queues. HELLO compares these."""
+        ring = self.stages
+        return {
+            "layers": " ".join(["0", *(str(s.layers[1]) for s in ring)]),  # where each stage ends
+            "dtype": " ".join(n.dtype for n in (*ring, self.decode)),
+            "chunk": str(self.chunk),
+            "depth": str(self.prefill_depth),
+            "bytes": str(self.prefill_bytes),
+            "lanes": str(self.lanes),
+            "source_slots": str(self.source_slots),
+            "name": self.name,
+            "topology": self.fingerprint(),  # last, as what it says best is said by a key above
+        }
+
+    def limits(self) -> dict[str, int]:
+        """What only bounds a request: where files differ, the smallest holds for all."""
+        return {"max_tokens": self.model.max_tokens, "max_queue": self.max_queue}
+
     def fingerprint(self) -> str:
-        """Same on every node that reads an equal topology, wherever the file lies."""
-        said = repr((
-            self.name, self.model, self.nodes, self.chunk, self.prefill_depth, self.prefill_bytes,
-            self.lanes, self.source_slots,
-        ))  # fmt: skip
+        """Of who is there, and where. Same on every node that reads an equal topology, wherever
+        the file and the model's directory lie."""
+        said = repr((self.name, [(n.name, n.role, n.address, n.layers) for n in self.nodes]))
         return hashlib.sha256(said.encode()).hexdigest()[:16]

@@ -36,6 +36,7 @@ BIG = 64 * 1024  # bytes from which a part is shared with libzmq, not copied
 HIGH_WATER = 4096  # messages in a queue, where the caller names no number
 BACKLOG = 128  # connections that wait to be accepted
 HANDSHAKE = 5000  # ms for a ZMTP handshake
+MAX_ROUTE = 255  # bytes of a routing id, which is not of the message
 NEVER = 24 * 3600 * 1000  # ms; a broken socket is closed at the next poll
 
 _UP = zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -298,7 +299,7 @@ def _send_part(to: zmq.Socket[bytes], part: Part, more: int) -> Sent:
 
 def _recv(source: zmq.Socket[bytes]) -> list[Part] | None:
     """All parts of the next message; None where there is none. One with too many parts or bytes
-    comes cut short, so that ``zpd.wire`` refuses it."""
+    comes cut short, but for the one that is too much, so that ``zpd.wire`` refuses it."""
     try:
         frame = source.recv(zmq.NOBLOCK, copy=False)
     except zmq.Again:
@@ -306,11 +307,11 @@ def _recv(source: zmq.Socket[bytes]) -> list[Part] | None:
     parts: list[Part] = []
     size = 0
     while True:
-        size += len(frame)
-        if len(parts) <= MAX_PARTS + 1 and size <= MAX_BYTES + 1:
+        if len(parts) <= MAX_PARTS + 1 and size <= MAX_BYTES + MAX_ROUTE:
             parts.append(frame.bytes if len(frame) < BIG else frame.buffer)
         if not frame.more:
             return parts
+        size += len(frame)
         frame = source.recv(zmq.NOBLOCK, copy=False)
 
 

@@ -18,13 +18,14 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from zpd.errors import RemoteError, UserError, ZpdBug
-from zpd.messages import MESSAGES, Ask, Cancel, Kv, Message, Prefill, Reserve, Status
+from zpd.messages import MESSAGES, Ask, Cancel, Kv, Message, Note, Prefill, Reserve, Status
 from zpd.schema import MAX_ITEMS, SchemaError, as_list, as_map, shown
 
 PROTOCOL = 1
-MAGIC = b"ZPD%d" % PROTOCOL
+FAMILY = b"ZPD"
+MAGIC = FAMILY + b"%d" % PROTOCOL
 
-MAX_PARTS = 16  # magic, header and blobs; no message has more than three blobs
+MAX_PARTS = 16  # magic, header and blobs; no message has more than eight blobs
 MAX_HEADER = 64 * 2**10  # bytes; control data only, long texts and token lists are blobs
 # Bytes, of one part and of all parts together. One stage's KV of a 512-token chunk of a model with
 # 80 layers of 8 x 128 in bfloat16 is 160 MiB; ZeroMQ's own limit is for one part only.
@@ -32,7 +33,8 @@ MAX_BYTES = 2**30
 MAX_DIMS = 8  # of a blob; KV has four
 
 REASONS = (
-    "parts", "too_big", "magic", "header", "envelope", "message", "field", "blob", "checksum",
+    "parts", "too_big", "magic", "protocol", "header", "envelope", "message", "field", "blob",
+    "checksum",
 )  # fmt: skip
 
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -52,6 +54,7 @@ BLOBS: dict[type, tuple[int, int]] = {
     Kv: (2, 3),
     Ask: (1, 1),
     Status: (1, 1),
+    Note: (0, 8),
 }
 
 TYPED = (Ask, Cancel)  # messages whose fields a person gave, on a command line say
@@ -174,6 +177,8 @@ def decode(
     if (size := sum(p.nbytes for p in parts)) > MAX_BYTES:
         raise RemoteError("too_big", f"{size} bytes in all; {MAX_BYTES} are allowed")
     if parts[0] != MAGIC:
+        if spoken := protocol_of(frames):
+            raise RemoteError("protocol", f"{spoken}; {PROTOCOL} is spoken here")
         raise RemoteError("magic", f"{shown(bytes(parts[0][:8]))}; {MAGIC!r} is allowed")
     if parts[1].nbytes > MAX_HEADER:
         raise RemoteError("too_big", f"a header of {parts[1].nbytes} bytes; {MAX_HEADER} allowed")
@@ -191,6 +196,13 @@ def decode(
     except SchemaError as error:
         raise RemoteError("field", str(error)) from None
     return envelope, message, blobs
+
+
+def protocol_of(frames: Sequence[bytes | bytearray | memoryview]) -> int:
+    """The protocol of a message of any zpd, older or newer; 0 where it is none."""
+    first = bytes(memoryview(frames[0])[: len(FAMILY) + 5]) if frames else b""
+    number = first.removeprefix(FAMILY)
+    return int(number) if number != first and number.isdigit() and len(number) <= 4 else 0
 
 
 def _unpack_header(part: memoryview) -> tuple[Any, Any, Any, Any]:

@@ -26,6 +26,10 @@ class Forwarded:
 
 
 class PrefillEngine(Protocol):
+    def plan(self) -> dict[str, str]:
+        """What decides the bits that it computes. Any thread; known before ``load``."""
+        ...
+
     def load(self, progress: Progress) -> None:
         """Read this stage's own layers (and the embedding, at the head). Long."""
         ...
@@ -40,6 +44,10 @@ class PrefillEngine(Protocol):
 
 
 class DecodeEngine(Protocol):
+    def plan(self) -> dict[str, str]:
+        """What decides the bits that it computes. Any thread; known before ``load``."""
+        ...
+
     def load(self, progress: Progress) -> None: ...
 
     def land(self, slot: int, first_layer: int, start: int, k: Blob, v: Blob) -> None:

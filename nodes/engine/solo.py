@@ -64,6 +64,18 @@ class Solo:
             raise UserError("the prompt is empty: at least one token is needed")
         return hidden, made
 
+    def _fill(self, prompt: Sequence[int]) -> Blob:
+        """Prefill, and land everything in slot 0; the last position's hidden state."""
+        hidden, made = self.prefill(prompt)
+        for first_layer, start, k, v in made:
+            self._decode.land(0, first_layer, start, k, v)
+        return hidden
+
+    def kv_digest(self, prompt: Sequence[int]) -> str:
+        """What the decode node's log says of the import of ``prompt``, in event kv_imported."""
+        self._fill(prompt)
+        return self._decode.kv_digest(0, len(prompt), self._progress)
+
     def answer(
         self,
         prompt: Sequence[int],
@@ -74,9 +86,7 @@ class Solo:
         """Prefill, import, decode until the answer is finished; ``max_tokens`` is at least 1."""
         sampling = sampling or Sampling()
         times = [perf_counter()]
-        hidden, made = self.prefill(prompt)
-        for first_layer, start, k, v in made:
-            self._decode.land(0, first_layer, start, k, v)
+        hidden = self._fill(prompt)
         times.append(perf_counter())
         self._decode.import_slot(0, 0, prompt, sampling, self._progress)
         tokens = [self._decode.first(0, hidden, self._progress)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from nodes.engine.numerics import device_of, use_threads
+from nodes.engine.numerics import device_of, numeric_plan, use_threads
 from nodes.engine.tensors import DTYPES, to_tensor
 from nodes.kv import KvShape, SourceSlots
 from nodes.models.checkpoint import Checkpoint
@@ -42,6 +42,9 @@ class TorchDecode:
         self._topology = topology
         self._node = node
         self._lanes: dict[int, Lane] = {}
+
+    def plan(self) -> dict[str, str]:
+        return numeric_plan(self._node)
 
     @torch.inference_mode()
     def load(self, progress: Progress) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from nodes.engine.base import Forwarded
-from nodes.engine.numerics import device_of, use_threads
+from nodes.engine.numerics import device_of, numeric_plan, use_threads
 from nodes.engine.tensors import DTYPES, to_blob, to_tensor
 from nodes.models.checkpoint import Checkpoint
 from nodes.models.decoder import Decoder
@@ -24,6 +24,9 @@ class TorchPrefill:
         self._topology = topology
         self._node = node
         self._head = node.layers[0] == 0
+
+    def plan(self) -> dict[str, str]:
+        return numeric_plan(self._node)
 
     @torch.inference_mode()
     def load(self, progress: Progress) -> None:

@@ -33,6 +33,7 @@ KV_HEADS = 1
 HEAD_DIM = 2
 DTYPE = "uint64"
 PIECE = 0.02  # seconds of waiting between two bumps
+PLAN = {"kind": "toy"}  # integers: nothing else decides its bits
 
 Array = np.ndarray[Any, Any]
 
@@ -49,6 +50,9 @@ class ToyPrefill:
         self._first, self._stop = node.layers
         self._topology = topology
         self._kv: Array = np.zeros(0)
+
+    def plan(self) -> dict[str, str]:
+        return dict(PLAN)
 
     def load(self, progress: Progress) -> None:
         shape = _shape(self._topology, self._stop - self._first)
@@ -84,6 +88,9 @@ class ToyDecode:
         self._topology = topology
         self._layers = topology.model.layers or TOY_LAYERS
         self._lanes: dict[int, _Lane] = {}
+
+    def plan(self) -> dict[str, str]:
+        return dict(PLAN)
 
     def load(self, progress: Progress) -> None:
         shape = _shape(self._topology, self._layers)

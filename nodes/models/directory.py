@@ -56,6 +56,11 @@ def complete(path: Path) -> bool:
         return False
 
 
+def source_of(path: Path) -> str:
+    """Where a complete pulled model came from, as its manifest says."""
+    return str(json.loads((path / MANIFEST).read_bytes())["source"])
+
+
 def pulled() -> dict[str, Path]:
     """Name to directory of every complete pulled model, by name."""
     if not models_home().is_dir():

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from nodes.engine.solo import NoProgress, Solo, one_stage
 from nodes.engine.torch_decode import TorchDecode
 from nodes.engine.torch_prefill import TorchPrefill
 from nodes.models.checkpoint import Checkpoint
 from tests.plans import plan
+from tests.reference import landed, prompt_of, reference
 from zpd.errors import RemoteError, UserError, ZpdBug
 from zpd.requests import Sampling
 from zpd.wire import Blob
@@ -65,38 +66,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(params=list(MODELS))
 def model(request: pytest.FixtureRequest, models: dict[str, Path]) -> Path:
     return models[request.param]
-
-
-def prompt_of(length: int, vocab: int = 211, seed: int = 0) -> list[int]:
-    return np.random.default_rng([seed, length]).integers(0, vocab, length).tolist()
-
-
-@torch.no_grad()
-def reference(path: Path, prompt: list[int], n: int) -> tuple[list[int], np.ndarray, float]:
-    """transformers' greedy tokens, its logits behind the prompt, and the smallest top-2 margin."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    ids = torch.tensor([prompt])
-    out = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=n, do_sample=False,
-        eos_token_id=None, pad_token_id=0, output_logits=True, return_dict_in_generate=True,
-    )  # fmt: skip
-    logits = torch.cat(out.logits)
-    top = logits.topk(2).values
-    return out.sequences[0, len(prompt) :].tolist(), logits[0].numpy(), margin(top)
-
-
-def margin(top: torch.Tensor) -> float:
-    return float((top[:, 0] - top[:, 1]).min())
-
-
-def landed(solo: Solo, prompt: list[int], layers: int) -> np.ndarray:
-    """What lands of a prompt, whoever wrote it: [layers, 2, kv_heads, n, head_dim], as bits."""
-    by_layer: list[list[np.ndarray]] = [[] for _ in range(layers)]
-    for first_layer, _, k, v in solo.prefill(prompt)[1]:
-        for i in range(k.shape[0]):
-            by_layer[first_layer + i].append(np.stack([k.numpy()[i], v.numpy()[i]]))
-    kv = np.stack([np.concatenate(parts, axis=2) for parts in by_layer])
-    return kv.view(f"u{kv.itemsize}")
 
 
 @pytest.mark.parametrize("length", LENGTHS)

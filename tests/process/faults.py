@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +37,15 @@ NODES = ("coordinator", "stage-0", "stage-1", "decode")
 class Faults:
     """Two lanes and two source slots: one request decodes while another fills and a third waits."""
 
-    def __init__(self, directory: Path, seconds: float = SECONDS) -> None:
+    def __init__(
+        self, directory: Path, seconds: float = SECONDS, timeouts: Mapping[str, float] = FAST
+    ) -> None:
         sections = {
             "topology": {"log_level": "debug"},
             "model": {"toy_seconds": seconds},
             "decode": {"lanes": 2, "source_slots": 2},
         }
-        self.config = write_config(directory, timeouts=FAST, sections=sections)
+        self.config = write_config(directory, timeouts=timeouts, sections=sections)
         self.topology = load(self.config)
         self.run_dir = directory / "run"
         self.running = started(self.config, self.run_dir)
@@ -76,25 +78,30 @@ class Faults:
         phases = {r["uid"]: r["phase"] for r in found["actor"]["requests"]}
         return [phases.get(a.uid, "") for a in answers]
 
-    def in_flight(self, decode_tokens: int = 60) -> tuple[Answer, Answer, Answer]:
+    def in_flight(self) -> tuple[Answer, Answer, Answer]:
         """One request that decodes, one that fills its slot, one that waits for one."""
-        decoding = self.user.ask(prompt(1, 10), decode_tokens)
+        decoding = self.user.ask(prompt(1, 10), 50)
         wait_until(lambda: len(decoding.ids) >= 2, "the first request decodes")
+        return decoding, *self.filling_and_queued()
+
+    def filling_and_queued(self) -> tuple[Answer, Answer]:
+        """Where a lane is taken already: one request fills its slot, one waits for one."""
         filling, queued = self.user.ask(prompt(2, 400), 5), self.user.ask(prompt(3, 30), 5)
         wait_until(
-            lambda: self.phases(decoding, filling, queued) == ["decode", "prefill", "reserve"],
-            "one decodes, one fills, one waits",
+            lambda: self.phases(filling, queued) == ["prefill", "reserve"], "one fills, one waits"
         )
-        return decoding, filling, queued
+        return filling, queued
 
     # ---- what must be true ---------------------------------------------------------------------
 
     def serves(self, but_term: str = "") -> None:
         """Every node sees every other, all links are open, and one term is: not ``but_term``."""
-        incarnations = {r.name: r.incarnation for r in read_nodes(self.run_dir)}
 
         def stands(found: dict[str, Any]) -> bool:
             peers = found["peers"]
+            incarnations = {r.name: r.incarnation for r in read_nodes(self.run_dir)}
+            if {r.name: r.pid for r in read_nodes(self.run_dir)} != self.running.pids:
+                return False  # a new process has not said yet who it is
             return (
                 found["ready"]
                 and all(p["up"] and p["incarnation"] == incarnations[n] for n, p in peers.items())

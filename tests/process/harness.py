@@ -99,10 +99,12 @@ def zpd_command(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-P", "-m", "zpd", *map(str, arguments)]
 
 
-def zpd(*arguments: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Run one ``zpd`` command to its end."""
+def zpd(
+    *arguments: str | Path, stdin: str = "", prefix: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run one ``zpd`` command to its end. ``prefix``: what runs it, as ``ip netns exec``."""
     return subprocess.run(
-        zpd_command(*arguments),
+        [*prefix, *zpd_command(*arguments)],
         input=stdin,
         capture_output=True,
         text=True,
@@ -145,9 +147,9 @@ def started(config: Path, run_dir: Path) -> Running:
 class Command:
     """A ``zpd`` command in the background, its output line by line. Leaving it leaves nothing."""
 
-    def __init__(self, *arguments: str | Path) -> None:
+    def __init__(self, *arguments: str | Path, prefix: Sequence[str] = ()) -> None:
         self.process = subprocess.Popen(
-            zpd_command(*arguments),
+            [*prefix, *zpd_command(*arguments)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

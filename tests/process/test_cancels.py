@@ -3,11 +3,11 @@ then the system is idle and the next answers are right (R15 to R20, R25)."""
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
@@ -18,6 +18,8 @@ from zpd.errors import Outcome
 
 LIMIT = SLACK * FAST["suspect"]
 TRIES = 10  # of catching a request in a moment that it may pass unseen
+PHASES = {"queued": "reserve", "filling": "prefill", "decoding": "decode"}
+MOMENTS = ("queued", "filling", "importing", "decoding")
 
 
 @pytest.fixture(scope="module")
@@ -30,45 +32,37 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faults]:
         made.close()
 
 
-def importing(faults: Faults) -> bool:
-    found = faults.status("decode", lambda s: True, "any status")
-    return "importing" in found["actor"]["slots"]
+Requests = dict[str, str]  # uid -> phase
 
 
-def phase(faults: Faults) -> str:
-    """Of the newest request."""
+def requests(faults: Faults) -> Requests:
     found = faults.status("coordinator", lambda s: True, "any status")["actor"]["requests"]
-    return found[-1]["phase"] if found else ""
+    return {r["uid"]: r["phase"] for r in found}
 
 
-SEEN: dict[str, Callable[[Faults], bool]] = {
-    "queued": lambda f: phase(f) == "reserve",
-    "filling": lambda f: phase(f) == "prefill",
-    "importing": importing,
-    "decoding": lambda f: phase(f) == "decode",
-}
-
-
-def caught(faults: Faults, moment: str) -> bool:
-    """Wait until the newest request is in that moment; False: it passed unseen."""
+def caught(faults: Faults, moment: str, known: Requests) -> bool:
+    """Wait until the request that is not ``known`` is in that moment; False: it passed unseen."""
 
     def there() -> str:
-        if SEEN[moment](faults):
+        phases = [p for uid, p in requests(faults).items() if uid not in known]
+        if not phases:
+            return ""
+        if moment == "importing" and phases == ["import"]:
+            found = faults.status("decode", lambda s: True, "any status")
+            return "seen" if "importing" in found["actor"]["slots"] else ""
+        if phases == [PHASES.get(moment)]:
             return "seen"
-        return "passed" if phase(faults) == "decode" else ""
+        return "passed" if phases == ["decode"] else ""
 
     return wait_until(there, f"the request is {moment}") == "seen"
 
 
-def company(faults: Faults, moment: str) -> list[Answer]:
-    """Others, which a cancel must not touch: one decodes, and one fills where the victim queues."""
-    decoding = faults.user.ask(prompt(1, 10), 40)
-    wait_until(lambda: decoding.ids, "another request decodes")
-    if moment != "queued":
-        return [decoding]
-    filling = faults.user.ask(prompt(2, 200), 5)
-    wait_until(lambda: faults.phases(filling) == ["prefill"], "another request fills")
-    return [decoding, filling]
+def company(faults: Faults, moment: str, tokens: int = 25) -> list[Answer]:
+    """Others, which a cancel must not touch: they decode, in every lane where the victim queues."""
+    count = faults.topology.lanes if moment == "queued" else 1
+    others = [faults.user.ask(prompt(1 + i, 10), tokens) for i in range(count)]
+    wait_until(lambda: all(a.ids for a in others), "the others decode")
+    return others
 
 
 def over(faults: Faults, company: list[Answer]) -> None:
@@ -78,13 +72,14 @@ def over(faults: Faults, company: list[Answer]) -> None:
     faults.settles()
 
 
-@pytest.mark.parametrize("times", [1, 2])
-@pytest.mark.parametrize("moment", ["at once", *SEEN])
+@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.full), 2])
+@pytest.mark.parametrize("moment", ["at once", *MOMENTS])
 def test_cancel_by_message(faults: Faults, moment: str, times: int) -> None:
     others = company(faults, moment)
     for n in range(TRIES):
+        known = requests(faults)
         victim = faults.user.ask(prompt(10 + n, 100), 100)
-        seen = moment == "at once" or caught(faults, moment)
+        seen = moment == "at once" or caught(faults, moment, known)
         at = time.monotonic()
         for _ in range(times):
             faults.user.cancel(victim)
@@ -102,19 +97,17 @@ def test_cancel_by_message(faults: Faults, moment: str, times: int) -> None:
 @pytest.mark.parametrize("way", [signal.SIGINT, signal.SIGKILL], ids=["ctrl_c", "killed"])
 @pytest.mark.parametrize(
     "moment",
-    [m if m == "filling" else pytest.param(m, marks=pytest.mark.full) for m in SEEN],
+    [m if m == "filling" else pytest.param(m, marks=pytest.mark.full) for m in MOMENTS],
 )
 def test_cancel_by_the_end_of_the_client(faults: Faults, moment: str, way: signal.Signals) -> None:
-    others = company(faults, "queued" if moment == "queued" else "")
+    # Long enough that a new process finds every lane taken.
+    others = company(faults, moment, 150 if moment == "queued" else 25)
     before = outcomes(faults)
     words = ("ask", "--config", faults.config, "--raw", "--max-tokens", "100")
     for n in range(TRIES):
-        known = faults.status("coordinator", lambda s: True, "any")["actor"]["clients"]
+        known = requests(faults)
         with Command(*words, "x" * (100 + n)) as ask:
-            faults.status(
-                "coordinator", lambda s, k=known: s["actor"]["clients"] > k, "the question came"
-            )
-            seen = caught(faults, moment)
+            seen = caught(faults, moment, known)
             at = time.monotonic()
             ask.signal(way)
             said = ask.rest()
@@ -130,6 +123,23 @@ def test_cancel_by_the_end_of_the_client(faults: Faults, moment: str, way: signa
         if seen:
             break
     assert seen
+    over(faults, others)
+
+
+def test_a_client_that_stands_still_is_given_up_and_told_so(faults: Faults) -> None:
+    others, known = company(faults, ""), requests(faults)
+    words = ("--raw", "--json", "--max-tokens", "400", "hello")
+    with Command("ask", "--config", faults.config, *words) as ask:
+        assert caught(faults, "decoding", known)
+        at = time.monotonic()
+        ask.signal(signal.SIGSTOP)
+        wait_until(lambda: not requests(faults).keys() - known, "its request is over")
+        assert time.monotonic() - at < LIMIT
+        ask.signal(signal.SIGCONT)
+        answer, line = ask.rest().splitlines()
+        assert ask.process.returncode == 4
+        assert json.loads(answer)["error"]["outcome"] == Outcome.COORDINATOR_LOST
+        assert line.startswith("zpd ask: coordinator_lost: ")
     over(faults, others)
 
 

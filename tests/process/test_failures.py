@@ -3,6 +3,7 @@ wrong token; afterwards the system serves again, without a restart of the others
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import time
@@ -98,6 +99,7 @@ def test_a_node_is_lost_while_others_wait_for_it(
     else:
         wait_until(lambda: decoding.over, "the running decode came to its end")
         decoding.right()
+        assert decoding.ended > max(filling.ended, queued.ended)
     if how is signal.SIGKILL:
         faults.restart(name)
     else:
@@ -111,21 +113,27 @@ def test_a_node_is_lost_while_others_wait_for_it(
 def test_the_coordinator_is_lost(faults: Faults, how: signal.Signals) -> None:
     """Its clients know by themselves, ``zpd ask`` in one line; the owner frees what was theirs."""
     before, pids = faults.term(), others(faults, "coordinator")
-    answers = faults.in_flight()
-    with Command("ask", "--config", faults.config, "--raw", "hello") as ask:
-        wait_until(lambda: waiting(faults) == 4, "a client waits")
+    words = ("ask", "--config", faults.config, "--raw")
+    with Command(*words, "--json", "--max-tokens", "400", "hello") as ask:
+        faults.status(
+            "coordinator",
+            lambda s: [r["phase"] for r in s["actor"]["requests"]] == ["decode"],
+            "a client waits for its tokens",
+        )
+        answers = faults.filling_and_queued()
         at = time.monotonic()
         faults.signal("coordinator", how)
         said = ask.rest()
         assert time.monotonic() - at < LIMIT
         assert ask.process.returncode == 4
-        assert len(said.splitlines()) == 1
-        assert "coordinator_lost" in said
+        answer, line = said.splitlines()
+        assert json.loads(answer)["error"]["outcome"] == Outcome.COORDINATOR_LOST
+        assert line.startswith("zpd ask: coordinator_lost: ")
     within(answers, at, LIMIT)
     assert all(a.lost for a in answers)
     faults.status("decode", lambda s: s["actor"]["idle"], "the owner is idle")
     if how is signal.SIGKILL:
-        done = zpd("ask", "--config", faults.config, "--raw", "hello")
+        done = zpd(*words, "hello")
         assert done.returncode == 4
         assert faults.topology.coordinator.address in done.stderr
         faults.restart("coordinator")
@@ -135,39 +143,74 @@ def test_the_coordinator_is_lost(faults: Faults, how: signal.Signals) -> None:
     assert others(faults, "coordinator") == pids
 
 
-def waiting(faults: Faults) -> int:
-    found = faults.status("coordinator", lambda s: True, "any status")
-    return len(found["actor"]["requests"])
-
-
 def at_random(seed: int, full: bool) -> object:
     return pytest.param(seed, marks=pytest.mark.full if full else ())
 
 
-@pytest.mark.parametrize("seed", [at_random(i, i > 0) for i in range(24)])
-def test_a_node_is_lost_at_a_random_time(faults: Faults, seed: int) -> None:
-    """Restarted at once, thawed at once or only when it was missed; the requests as they come."""
+@pytest.mark.parametrize("seed", [at_random(i, i > 0) for i in range(48)])
+def test_one_or_two_nodes_are_lost_at_a_random_time(faults: Faults, seed: int) -> None:
+    """Restarted or thawed at once, or only when they were missed; the requests as they come."""
     pick = random.Random(seed)
-    name, kill, early = pick.choice(NODES), pick.random() < 0.5, pick.random() < 0.5
+    names = pick.sample(NODES, 1 + seed % 2)
+    kill = {name: pick.random() < 0.5 for name in names}
+    early = pick.random() < 0.5
+    faults.settled = False
+    before, pids = faults.term(), faults.running.pids
+    ops = ops_of(faults)
     answers = [faults.user.ask(prompt(i, pick.randrange(1, 90)), 6) for i in range(4)]
-    part = pick.randrange(1, 12)
-    wait_until(
-        lambda: sum(len(a.ids) for a in answers) >= part or all(a.over for a in answers),
-        f"{part} tokens came",
-    )
-    before = faults.term()
-    faults.signal(name, signal.SIGKILL if kill else signal.SIGSTOP)
-    witness = "decode" if name == "coordinator" else "coordinator"
-    if not early:
-        faults.status(witness, lambda s: not s["peers"][name]["up"], f"{name} is missed")
-    if kill:
-        faults.restart(name)
+    if pick.random() < 0.5:
+        n = pick.randrange(6)
+        wait_until(lambda: ops_of(faults) >= ops + n, f"{n} ops are done")
     else:
-        faults.signal(name, signal.SIGCONT)
+        n = pick.randrange(1, 24)
+        wait_until(lambda: sum(len(a.ids) for a in answers) >= n, f"{n} tokens came")
+    for name in names:
+        faults.signal(name, signal.SIGKILL if kill[name] else signal.SIGSTOP)
+    if not early:
+        witness = next(n for n in ("coordinator", "decode", "stage-0") if n not in names)
+        for name in names:
+            faults.status(witness, lambda s, n=name: not s["peers"][n]["up"], f"{name} is missed")
+    for name in names:
+        if kill[name]:
+            faults.restart(name)
+        else:
+            faults.signal(name, signal.SIGCONT)
     wait_until(lambda: all(a.over for a in answers), "every request ended")
     for answer in answers:
         answer.right_so_far()
-    faults.settles(but_term=before if kill or not early else "")
+        if early and not any(kill.values()):  # a pause shorter than any suspicion
+            answer.right()
+    faults.settles(but_term="" if early else before)
+    same = {n: p for n, p in pids.items() if not kill.get(n)}
+    assert same.items() <= faults.running.pids.items()
+
+
+def ops_of(faults: Faults) -> int:
+    ops: int = faults.status("stage-0", lambda s: True, "any status")["actor"]["ops"]
+    return ops
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", NODES)
+def test_sigterm_of_a_node_that_then_comes_back(faults: Faults, name: str) -> None:
+    """A rolling restart: who waits hears of it at once, not after a silence."""
+    before, pids = faults.term(), others(faults, name)
+    decoding, filling, queued = faults.in_flight()
+    at = time.monotonic()
+    faults.signal(name, signal.SIGTERM)
+    told = {Outcome.SHUTTING_DOWN, LOST.get(name, Outcome.SHUTTING_DOWN)}
+    within([filling, queued], at, LIMIT)
+    assert {filling.outcome, queued.outcome} <= told
+    wait_until(lambda: decoding.over, "the running decode came to its end")
+    if name.startswith("stage"):
+        decoding.right()
+    else:
+        assert decoding.outcome in told
+    wait_until(faults.running.poll, f"{name} ended")
+    assert faults.running.exits[name].code == 0
+    faults.restart(name)
+    faults.settles(but_term=before)
+    assert others(faults, name) == pids
 
 
 @pytest.mark.usefixtures("home")

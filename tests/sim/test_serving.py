@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from tests.sim.world import World, prompt, right, topology
+from tests.sim.world import TIMES, World, make, prompt, right, topology
 from zpd.requests import Sampling
+from zpd.testing.cluster import Cluster
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
@@ -148,3 +151,22 @@ def test_two_runs_of_a_seed_are_the_same_run(seed: int) -> None:
         return world.trace
 
     assert run() == run()
+
+
+@pytest.mark.parametrize("stage", ["prefill-0", "prefill-1"])
+@pytest.mark.parametrize("first", ["control", "bulk"])
+def test_the_ring_opens_as_soon_as_its_last_link_is_there(stage: str, first: str) -> None:
+    """An OPEN died for want of a stage's KV link; the stage may have been unable to tell that the
+    link came up. The next term does not wait until this one's patience ends."""
+    times = dataclasses.replace(TIMES, handshake=20.0)
+    world = Cluster(topology(2, timeouts=times), make)
+    links = {"bulk": (stage, "decode", "bulk"), "control": (stage, "coordinator", "control")}
+    for link in links.values():
+        world.cut(*link)
+    world.start()
+    world.run_for(1.0)
+    assert not world.named("ring_opened")
+    world.heal(*links.pop(first))
+    world.run_for(2.0)
+    world.heal(*links.popitem()[1])
+    world.run_until(lambda: world.named("ring_opened"), 3.0)

@@ -87,7 +87,7 @@ def put(tmp_path: Path, max_tokens: int = 100, **changed: Any) -> Path:
 def test_toy(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(TOY)]) == 0
     out = capsys.readouterr().out
-    for part in ("stage-0", "tcp://127.0.0.1:47023", "[4, 8)", "10 messages on a ring link"):
+    for part in ("stage-0", "tcp://127.0.0.1:27023", "[4, 8)", "10 messages on a ring link"):
         assert part in out
     assert TOY_LAYERS == 8
 
@@ -118,7 +118,7 @@ def test_needs(tmp_path: Path) -> None:
         ({"max_tokens": 4097}, ("[model] max_tokens = 4097", "at most 4096")),
         ({"architectures": ["Other"]}, ("[model] name", "architectures", "LlamaForCausalLM")),
         ({"strange_key": 1}, ("[model] name", "strange_key")),
-        ({"vocab_size": 2**31 - 1, "hidden_size": 2**24}, ("need about", "MiB for weights and KV")),
+        ({"vocab_size": 2**31 - 1, "hidden_size": 2**18}, ("need about", "MiB for weights and KV")),
     ],
 )
 def test_problems(changed: dict[str, Any], parts: tuple[str, ...], tmp_path: Path) -> None:

@@ -354,8 +354,10 @@ def test_shipped_configs(file: Path, zpd_home: Path) -> None:
 def test_the_explained_config_shows_every_key_and_its_default(zpd_home: Path) -> None:
     put_model(zpd_home, "smollm2-135m-instruct", json.dumps({"num_hidden_layers": 30}))
     text = (CONFIGS / "local-2stage.toml").read_text()
-    toy = (CONFIGS / "toy-2stage.toml").read_text()  # has the keys of the toy model alone
-    said = set(re.findall(r"^(\w+) = ", text + toy, re.MULTILINE))
+    # these have the keys of the toy model alone, of actors of one's own, of several hosts
+    for more in ("toy-2stage", "own-actor", "two-hosts"):
+        text += (CONFIGS / f"{more}.toml").read_text()
+    said = set(re.findall(r"^(\w+) = ", text, re.MULTILINE))
     left_out = {"layers"} if "layers = 30" not in text else set()
     assert said >= {k for keys in (*SECTIONS.values(), NODE) for k in keys} - left_out
     t = load(CONFIGS / "local-2stage.toml")

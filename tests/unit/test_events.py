@@ -27,12 +27,12 @@ def test_rows_are_well_formed() -> None:
 
 
 def test_check() -> None:
-    assert check("node_ready", {}) is EVENTS["node_ready"]
+    assert check("node_ready", {"plan": {}}) is EVENTS["node_ready"]
     with pytest.raises(ZpdBug, match="event x is not in"):
         check("x", {})
     with pytest.raises(ZpdBug, match=r"node_stopping: .*: why"):
         check("node_stopping", {})
-    with pytest.raises(ZpdBug, match=r"node_ready: .*: why"):
+    with pytest.raises(ZpdBug, match=r"node_ready: .*: plan, why"):
         check("node_ready", {"why": ""})
 
 

@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PURE = {
     "errors", "ids", "requests", "messages", "schema", "wire", "window", "reservation", "slots",
     "owner", "ring", "attempt", "scheduler", "topology", "actor", "events", "actions", "greeting",
-    "peers", "place", "session", "sockets", "links", "lines", "inbound", "address",
+    "peers", "place", "session", "facts", "mismatches", "sockets", "links", "lines", "inbound",
+    "address",
 }  # fmt: skip
 IO_LIBRARIES = {
     "zmq", "socket", "selectors", "threading", "subprocess", "time", "signal", "fcntl", "tomllib",

@@ -23,6 +23,7 @@ from zpd.messages import (
     Heartbeat,
     Hello,
     Message,
+    Note,
     Opened,
     Refused,
     StatusAsk,
@@ -676,13 +677,14 @@ def test_a_client_may_say_only_what_clients_say() -> None:
             allowed += [kind] if of(Deliver, bench.mail(message, seq, "you", 1)) else []
         else:
             seq -= 1
-    assert allowed == [Cancel, StatusAsk]
+    assert allowed == [Cancel, StatusAsk, Note]
 
 
 def _any(kind: type) -> Message | None:
     """A message of this kind; None for Ask (tested above) and those that need blobs."""
     some: list[Message] = [
         Ended(Attempt(1, 1), "x"), Opened(Term(1, 1), "a"), Cancel("u"), StatusAsk(), Refused("x"),
+        Note("topic"),
     ]  # fmt: skip
     return next((m for m in some if type(m) is kind), None)
 

@@ -87,7 +87,7 @@ def test_order_and_completeness(path: Path) -> None:
 def test_level_filter(path: Path) -> None:
     log = Log(path, "a", 1, "warning")
     log.event("op_sent", **SENT)
-    log.event("node_ready")
+    log.event("node_ready", plan={})
     log.event("peer_down", peer="b", peer_incarnation=2, reason="silent")
     log.close()
     assert [r["event"] for r in read(path)] == ["peer_down"]
@@ -97,7 +97,7 @@ def test_level_filter(path: Path) -> None:
     ("name", "fields", "names"),
     [
         ("no_such", {}, "no_such"),
-        ("node_ready", {"odd": 1}, "odd"),
+        ("node_ready", {"plan": {}, "odd": 1}, "odd"),
         ("peer_down", {"peer": "b", "reason": "x"}, "peer_incarnation"),
     ],
 )
@@ -113,7 +113,7 @@ def test_an_event_that_the_table_does_not_have_is_a_bug(
 def test_a_record_is_written_without_close(path: Path) -> None:
     disk = Disk()
     log = Log(path, "a", 1, write=disk.write)
-    log.event("node_ready")
+    log.event("node_ready", plan={})
     assert disk.recovered.wait(WAIT)
     log.close()
     assert len(read(path)) == 1
@@ -123,7 +123,7 @@ def test_full_ring_is_counted_and_said(path: Path) -> None:
     disk = Disk()
     disk.go.clear()
     log = Log(path, "a", 1, "debug", room=4, write=disk.write)
-    log.event("node_ready")
+    log.event("node_ready", plan={})
     assert disk.held.wait(WAIT)  # the writer took the record, and the disk hangs
     for n in range(10):
         log.event("op_sent", **SENT | {"seq": n})
@@ -158,7 +158,7 @@ def test_a_disk_that_stays_full_loses_the_log_but_not_the_node(
     disk = Disk()
     disk.failing = 1 << 30
     log = Log(path, "a", 1, write=disk.write)
-    log.event("node_ready")
+    log.event("node_ready", plan={})
     log.close()
     assert read(path) == []
     assert "is cut short: No space left" in capsys.readouterr().err
@@ -168,7 +168,7 @@ def test_after_close(path: Path) -> None:
     log = Log(path, "a", 1)
     log.close()
     log.close()
-    log.event("node_ready")
+    log.event("node_ready", plan={})
     assert log.lost == 1
     assert read(path) == []
 
@@ -176,7 +176,7 @@ def test_after_close(path: Path) -> None:
 def test_half_a_line_of_a_killed_life_is_ended(path: Path) -> None:
     path.write_text('{"event": "node_re')
     log = Log(path, "a", 2)
-    log.event("node_ready")
+    log.event("node_ready", plan={})
     log.close()
     first, second = path.read_text().splitlines()
     assert first == '{"event": "node_re'
@@ -225,7 +225,7 @@ def test_console_that_goes_away(path: Path) -> None:
     console = io.StringIO()
     log = Log(path, "a", 1, console=console)
     console.close()
-    log.event("node_ready")
+    log.event("node_ready", plan={})
     log.close()
     assert len(read(path)) == 1
 

@@ -293,6 +293,24 @@ def test_a_reply_of_an_old_term_is_refused() -> None:
         w.reply(ops[0])
 
 
+@pytest.mark.parametrize(
+    ("source", "peer", "outcome"),
+    [
+        ("p0", "p1", Outcome.STAGE_LOST),
+        ("p0", "d", Outcome.DECODE_LOST),
+        ("d", "p0", Outcome.STAGE_LOST),
+        ("p1", "c", Outcome.STAGE_LOST),
+    ],
+)
+def test_a_broken_link_is_put_down_to_the_end_that_did_not_tell(
+    source: str, peer: str, outcome: Outcome
+) -> None:
+    w = World()
+    w.ask("u")
+    w.do(w.s.link_lost(0, source, peer, "cut"))
+    assert w.outcomes == [("u", outcome)]
+
+
 def test_a_broken_ring_ends_who_needs_it_and_spares_who_decodes() -> None:
     """R23."""
     w = World(dataclasses.replace(TOPOLOGY, prefill_depth=8))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -264,3 +265,28 @@ def test_one_stage_stands_for_all_only_where_their_plans_agree() -> None:
     nodes = tuple(replace(n, dtype="bfloat16") if n.name == "p1" else n for n in three.nodes)
     with pytest.raises(UserError, match="dtype of the stages"):
         one_stage(replace(three, nodes=nodes))
+
+
+def test_a_slow_toy_takes_its_time_with_signs_of_life_and_answers_the_same() -> None:
+    class Counting:
+        bumps = 0
+
+        def bump(self) -> None:
+            self.bumps += 1
+
+    run, seconds = Run(), 0.1
+    slow = replace(run.topology, model=replace(run.topology.model, toy_seconds=seconds))
+    stages = [ToyPrefill(slow, node) for node in slow.stages]
+    decode, x = ToyDecode(slow, slow.decode), Blob.of(np.array(PROMPT, np.int32))
+    for engine in (*stages, decode):
+        engine.load(QUIET)
+    began, count = time.monotonic(), Counting()
+    for i, stage in enumerate(stages):
+        done = stage.forward(0, 0, x, count)
+        decode.land(0, 3 * i, 0, done.k, done.v)
+        x = done.activations
+    decode.import_slot(0, 0, PROMPT, GREEDY, count)
+    tokens = [decode.first(0, done.hidden, count), *decode.step([0], count)]
+    assert time.monotonic() - began >= 4 * seconds
+    assert count.bumps > 8 + 8 + 8 + 4  # of the layers, and some while it waited
+    assert tokens == toy_answer(PROMPT, 2)

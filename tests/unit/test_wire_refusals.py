@@ -191,9 +191,15 @@ def test_deep_nesting_where_a_field_belongs_is_refused() -> None:
     assert refusal(MAGIC, head + b"\x82" + fields_part + b"\x90").reason == "field"
 
 
-@pytest.mark.parametrize("magic", [b"", b"ZPD", b"ZPD0", b"ZPD2", b"zpd1", b"ZPD11", b"x" * 9999])
-def test_another_protocol_is_refused(magic: bytes) -> None:
+@pytest.mark.parametrize("magic", [b"", b"ZPD", b"ZPD0", b"zpd1", b"ZPD12345", b"x" * 9999])
+def test_what_is_no_zpd_is_refused(magic: bytes) -> None:
     assert refusal(magic, ENCODED_BEAT).reason == "magic"
+
+
+@pytest.mark.parametrize("magic", [b"ZPD2", b"ZPD11", b"ZPD9999"])
+def test_another_protocol_is_refused_by_name(magic: bytes) -> None:
+    error = refusal(magic, ENCODED_BEAT)
+    assert (error.reason, error.detail) == ("protocol", f"{magic[3:].decode()}; 1 is spoken here")
 
 
 @pytest.mark.parametrize("count", [0, 1, MAX_PARTS + 1, 1000])

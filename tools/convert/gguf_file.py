@@ -26,6 +26,10 @@ class GgufFile:
         found = self._reader.get_field(key)
         return default if found is None else found.contents()
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(self._reader.fields)
+
     def need(self, key: str) -> Any:
         value = self.get(key)
         if value is None:

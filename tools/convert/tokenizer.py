@@ -1,66 +1,41 @@
 """GGUF file -> tokenizer.json, tokenizer_config.json and chat_template.jinja.
 
-Supported: byte-level BPE (``tokenizer.ggml.model = gpt2``). How text is cut before the merges
-apply is a name in the file, ``tokenizer.ggml.pre``, and a row of ``_CUTS`` here.
+``tokenizer.ggml.model`` says which kind of tokenizer it is: a row of ``_MODELS``.
 """
 
 from __future__ import annotations
 
 import json
-from enum import IntEnum
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors
-from tokenizers.models import BPE
+from tokenizers import AddedToken, processors
 
 from nodes.models.directory import TOKENIZER
+from tools.convert import byte_level, sentence_piece
 from tools.convert.gguf_file import GgufFile
+from tools.convert.vocabulary import Kind, Vocabulary
 
-
-class _Kind(IntEnum):
-    """Values of ``tokenizer.ggml.token_type``."""
-
-    NORMAL = 1
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-
-
-_CUTS = {
-    "smollm": lambda: pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-        ]
-    ),
-}
+_MODELS = {"gpt2": byte_level.build, "llama": sentence_piece.build}
 
 
 def write_tokenizer(gguf: GgufFile, target: Path) -> None:
     """Write the tokenizer's files into the directory ``target``. UserError where not supported."""
-    if gguf.get("tokenizer.ggml.model") != "gpt2":
-        raise gguf.wrong("tokenizer.ggml.model", "gpt2")
-    cut = _CUTS.get(gguf.get("tokenizer.ggml.pre", ""))
-    if cut is None:
-        raise gguf.wrong("tokenizer.ggml.pre", ", ".join(sorted(_CUTS)))
-    tokens: list[str] = gguf.need("tokenizer.ggml.tokens")
-    kinds: list[int] = gguf.get("tokenizer.ggml.token_type", [_Kind.NORMAL] * len(tokens))
-    if not set(kinds) <= set(_Kind):
-        raise gguf.wrong("tokenizer.ggml.token_type", ", ".join(str(int(k)) for k in _Kind))
-    merges = [tuple(merge.split(" ")) for merge in gguf.need("tokenizer.ggml.merges")]
-
-    tokenizer = Tokenizer(BPE({token: i for i, token in enumerate(tokens)}, merges))
-    tokenizer.pre_tokenizer = cut()
-    tokenizer.decoder = decoders.ByteLevel()
+    build = _MODELS.get(gguf.get("tokenizer.ggml.model"))
+    if build is None:
+        raise gguf.wrong("tokenizer.ggml.model", ", ".join(_MODELS))
+    if gguf.get("tokenizer.ggml.add_eos_token", False):
+        raise gguf.wrong("tokenizer.ggml.add_eos_token", "false")
+    words = Vocabulary.read(gguf)
+    tokenizer, begins = build(gguf, words)
     tokenizer.add_tokens(
         [
-            AddedToken(token, special=kind == _Kind.CONTROL, normalized=False)
-            for token, kind in zip(tokens, kinds, strict=True)
-            if kind in (_Kind.CONTROL, _Kind.USER_DEFINED)
+            AddedToken(token, special=kind == Kind.CONTROL, normalized=False)
+            for token, kind in zip(words.tokens, words.kinds, strict=True)
+            if kind in (Kind.CONTROL, Kind.USER_DEFINED)
         ]
     )
     names = {
-        key: tokens[i]
+        key: words.tokens[i]
         for key, i in (
             ("bos_token", gguf.get("tokenizer.ggml.bos_token_id")),
             ("eos_token", gguf.get("tokenizer.ggml.eos_token_id")),
@@ -69,12 +44,14 @@ def write_tokenizer(gguf: GgufFile, target: Path) -> None:
         )
         if i is not None
     }
-    if gguf.get("tokenizer.ggml.add_bos_token", False):
+    if gguf.get("tokenizer.ggml.add_bos_token", begins):
+        if "bos_token" not in names:
+            raise gguf.wrong("tokenizer.ggml.bos_token_id", "an id, as a prompt begins with it")
         bos = names["bos_token"]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A",
             pair=f"{bos} $A {bos} $B",
-            special_tokens=[(bos, tokens.index(bos))],
+            special_tokens=[(bos, words.tokens.index(bos))],
         )
     tokenizer.save(str(target / TOKENIZER))
 
@@ -84,7 +61,7 @@ def write_tokenizer(gguf: GgufFile, target: Path) -> None:
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        "model_max_length": gguf.get("llama.context_length"),
+        "model_max_length": gguf.get(f"{gguf.need('general.architecture')}.context_length"),
         **names,
     }
     text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"

@@ -1,0 +1,64 @@
+"""Questions to a topology of real processes, over the path of ``zpd ask``, many at once."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from tools.answer import Answer, receive
+from tools.interrupts import Interrupts
+from zpd.client import Client
+from zpd.messages import Ask
+from zpd.requests import Sampling
+from zpd.topology import Topology
+from zpd.wire import Blob
+
+GREEDY = Sampling()
+
+
+@dataclass(frozen=True)
+class Question:
+    """``kind`` and ``text``: see ``zpd.messages.Ask``."""
+
+    kind: str
+    text: str
+    max_tokens: int
+    sampling: Sampling = GREEDY
+
+
+def of_ids(ids: Sequence[int], max_tokens: int, sampling: Sampling = GREEDY) -> Question:
+    return Question("ids", json.dumps(list(ids)), max_tokens, sampling)
+
+
+@dataclass(frozen=True)
+class Heard:
+    """``ttft``: seconds from the question to its first token, on the client's clock; None where no
+    token came."""
+
+    answer: Answer
+    ttft: float | None
+
+
+def ask(topology: Topology, question: Question) -> Heard:
+    """One question on a session of its own, until its terminal answer."""
+    first: list[float] = []
+
+    def show(text: str) -> None:
+        first.append(time.monotonic())
+
+    message = Ask("test", question.kind, question.max_tokens, question.sampling)
+    budget = topology.timeouts.request
+    with Client(topology.coordinator.address, timeouts=topology.timeouts) as client:
+        asked = time.monotonic()
+        client.send(message, (Blob.text(question.text),))
+        answer = receive(client, Interrupts(), budget, show)
+    return Heard(answer, first[0] - asked if first else None)
+
+
+def ask_all(topology: Topology, questions: Sequence[Question], at_once: int = 8) -> list[Heard]:
+    """Each from a thread and a session of its own; answers in the order of the questions."""
+    with ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(lambda q: ask(topology, q), questions))
