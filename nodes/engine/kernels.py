@@ -58,15 +58,11 @@ def _attention(dtype: torch.dtype) -> dict[str, bool]:
 
     def attend(start: int, stop: int, keys: Tensor, values: Tensor) -> Tensor:
         """Rows [start, stop) over all of ``keys``; later positions are masked."""
-        end = keys.shape[1]
-        mask = torch.arange(end)[None] <= torch.arange(start, stop)[:, None]
-        group = HEADS // KV_HEADS
-        return scaled_dot_product_attention(
-            q[None, :, start:stop],
-            keys.repeat_interleave(group, 0)[None],
-            values.repeat_interleave(group, 0)[None],
-            attn_mask=mask,
-        )[0]
+        seen = torch.arange(keys.shape[1])[None] <= torch.arange(start, stop)[:, None]
+        rows = q[:, start:stop].reshape(1, KV_HEADS, -1, HEAD_DIM)
+        mask = seen.repeat(HEADS // KV_HEADS, 1)
+        made = scaled_dot_product_attention(rows, keys[None], values[None], attn_mask=mask)
+        return made.view(HEADS, stop - start, HEAD_DIM)
 
     at = slice(CHUNK, 2 * CHUNK)
     own = attend(at.start, at.stop, k[:, : at.stop], v[:, : at.stop])
