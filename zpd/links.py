@@ -166,6 +166,14 @@ class Links:
         if session is not None:
             session.unsent(outgoing.seq)
 
+    def full(self, outgoing: Outgoing) -> None:
+        """The socket has no room for this. What a client gets is bounded by nothing but its own
+        reading, so one that does not read is given up at the next tick."""
+        self.unsent(outgoing)
+        session = self._inbound.at(outgoing.route) if isinstance(outgoing, SendBack) else None
+        if session is not None and session.client:
+            session.deaf, self.due = True, 0.0
+
     def incarnation_of(self, peer: str) -> int:
         """The newest known; 0 while unknown."""
         if peer in self.peers:
@@ -363,6 +371,10 @@ class Links:
         return [*told, *self._retire(session, why, now)]
 
     def _keep(self, session: Session, beat: Heartbeat, now: float) -> list[Action]:
+        if session.deaf:
+            why = "it does not read what is sent to it"
+            refusal = Refusal("full", session.peer, session.link, why, session=True)
+            return [refusal, *self._end(session, why, now, tell="full")]
         if now >= session.heard + self._times.suspect:
             return self._end(session, f"silent for {now - session.heard:.1f} s", now, tell="silent")
         if now >= session.beat + self._times.heartbeat:

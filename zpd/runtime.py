@@ -165,8 +165,8 @@ class Runtime:
         if outgoing is None:
             return False
         sent = self._transmit(outgoing)
-        if sent is Sent.FULL:
-            # An open session has room for all that windows and reservations allow: an alarm.
+        if sent is Sent.FULL and peer in self.links.peers:
+            # Between nodes there is room for all that windows and reservations allow: an alarm.
             self._ports.event(
                 "send_refused", peer=peer, link=link, message=type(message).__name__,
                 reason="full", detail="",
@@ -252,7 +252,9 @@ class Runtime:
 
     def _transmit(self, outgoing: Outgoing) -> Sent:
         sent = self._ports.sockets.send(outgoing)
-        if sent is not Sent.OK:
+        if sent is Sent.FULL:
+            self.links.full(outgoing)
+        elif sent is not Sent.OK:
             self.links.unsent(outgoing)
         return sent
 

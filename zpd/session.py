@@ -52,6 +52,7 @@ class Session:
     beat: float  # when our last heartbeat left
     checksum: bool = False
     client: bool = False
+    deaf: bool = False  # a client that does not read what is sent to it
     next_in: int = 0
     next_out: int = 0
 

@@ -13,6 +13,8 @@ from tests.expected import Reference
 from tests.plans import plan
 from zpd.topology import Topology
 
+# `make test` asks the same of real processes, in tests/process/test_exactness.py.
+pytestmark = pytest.mark.full
 Ids = tuple[int, ...]
 SPLITS = (((0, 30),), ((0, 11), (11, 30)), ((0, 1), (1, 20), (20, 30)))
 
@@ -48,7 +50,6 @@ def test_tokens_equal_transformers(
     check(smollm, reference, {name: prompts[name] for name in names}, 20, figures)
 
 
-@pytest.mark.full
 @pytest.mark.timeout(1200)
 def test_tokens_equal_transformers_for_every_prompt(
     smollm: Path, reference: Reference, prompts: dict[str, Ids], figures: list[str]

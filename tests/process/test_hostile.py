@@ -77,9 +77,8 @@ class Flood:
                 f"{sent.count} refusals",
             )  # fmt: skip
         self.counted[name] = Counter(self.status(name)["refusals"]) - before
-        for by_any, count in zip(
-            (hostile.by_push, hostile.by_twin, hostile.by_raw), hostile.shares(noise, 3), strict=True
-        ):
+        uncounted = (hostile.by_push, hostile.by_twin, hostile.by_raw)
+        for by_any, count in zip(uncounted, hostile.shares(noise, 3), strict=True):
             by_any(pick, target, count)
 
 

@@ -1,7 +1,7 @@
 """Each node killed and started again at once, again and again, under load; and any order of start.
 
-Every request ends in one named outcome or the client knows that its coordinator is lost, no token is
-wrong, the next answers are right, and the others keep their processes, their size and their files.
+Every request ends in one named outcome, or the client knows that its coordinator is lost; no token
+is wrong, the next answers are right, and the others keep their processes, size and open files.
 """
 
 from __future__ import annotations

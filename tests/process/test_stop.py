@@ -33,7 +33,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(i, marks=pytest.mark.full if i > 1 else ()) for i in range(16)]
+    "seed", [pytest.param(i, marks=pytest.mark.full if i else ()) for i in range(16)]
 )
 def test_sigterm_in_any_order_with_dead_and_frozen_peers(tmp_path: Path, seed: int) -> None:
     pick = random.Random(seed)
@@ -92,7 +92,7 @@ def ended(faults: Faults, names: list[str], *, sigterm: bool = True) -> None:
     wait_until(none_left, "each ended by itself")
 
 
-# ---- a worker that is stuck ------------------------------------------------------------------------
+# ---- a worker that is stuck ----------------------------------------------------------------------
 
 
 class Stuck:
@@ -140,7 +140,7 @@ def stack() -> Iterator[contextlib.ExitStack]:
         yield made
 
 
-@pytest.mark.parametrize("name", ["stage-0", "decode"])
+@pytest.mark.parametrize("name", [pytest.param("stage-0", marks=pytest.mark.full), "decode"])
 def test_a_worker_that_computes_on_does_not_hold_the_exit_back(
     tmp_path: Path, name: str, stack: contextlib.ExitStack
 ) -> None:
@@ -159,9 +159,9 @@ def test_a_worker_that_computes_on_does_not_hold_the_exit_back(
 @pytest.mark.parametrize(
     ("name", "second"),
     [
-        ("stage-0", signal.SIGTERM),
-        ("decode", signal.SIGINT),
-        pytest.param("stage-0", signal.SIGINT, marks=pytest.mark.full),
+        ("stage-0", signal.SIGINT),
+        pytest.param("decode", signal.SIGINT, marks=pytest.mark.full),
+        pytest.param("stage-0", signal.SIGTERM, marks=pytest.mark.full),
         pytest.param("decode", signal.SIGTERM, marks=pytest.mark.full),
     ],
 )

@@ -700,6 +700,32 @@ def test_too_many_clients_are_refused_until_one_goes() -> None:
     assert not reasons(bench.client("late", session=2))
 
 
+def test_a_client_that_does_not_read_is_given_up() -> None:
+    """Trap 7: what it gets is bounded by its reading alone."""
+    bench = Bench()
+    bench.start()
+    bench.client()
+    outgoing = bench.links.send("you", Refused("x"))
+    assert outgoing is not None
+    bench.links.full(outgoing)
+    assert bench.links.due <= bench.now
+    actions = bench.tick()
+    assert reasons(actions) == ["full"]
+    assert of(InboundDown, actions) == [InboundDown("you", "control", actions[0].detail)]  # type: ignore[union-attr]
+    assert bench.links.send("you", Refused("x")) is None
+
+
+def test_a_full_queue_between_nodes_costs_no_session() -> None:
+    bench = opened()
+    outgoing = bench.links.send(B, StatusAsk())
+    assert outgoing is not None
+    bench.links.full(outgoing)
+    assert not reasons(bench.tick())
+    again = bench.links.send(B, StatusAsk())
+    assert again is not None
+    assert again.seq == outgoing.seq
+
+
 def test_a_silent_client_is_forgotten() -> None:
     bench = Bench()
     bench.start()
