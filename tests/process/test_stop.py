@@ -7,8 +7,9 @@ import contextlib
 import random
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ def test_sigterm_in_any_order_with_dead_and_frozen_peers(tmp_path: Path, seed: i
         rest = [name for name in order if name not in lost]
         if pick.random() < 0.5:  # they know; else SIGTERM comes before any silence is noticed
             for name in lost:
-                faults.status(rest[0], missed(rest[0], name), f"{name} is missed")
+                faults.status(rest[0], missed(name), f"{name} is missed")
         ended(faults, rest)
         for name in lost:
             if lost[name] is signal.SIGSTOP:  # SIGTERM waits for it too
@@ -67,9 +68,9 @@ def test_sigterm_in_any_order_with_dead_and_frozen_peers(tmp_path: Path, seed: i
         faults.close()
 
 
-def missed(witness: str, name: str):  # type: ignore[no-untyped-def]
-    """Whether the witness misses that node; true at once for two that never speak."""
-    return lambda s: not s["peers"].get(name, {"up": False})["up"]
+def missed(name: str) -> Callable[[dict[str, Any]], bool]:
+    """Whether a node misses that one; true at once for two that never speak."""
+    return lambda found: not found["peers"].get(name, {"up": False})["up"]
 
 
 def ended(faults: Faults, names: list[str], *, sigterm: bool = True) -> None:

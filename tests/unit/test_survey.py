@@ -24,9 +24,7 @@ def word(up: bool, seconds: float, why: str = "", incarnation: int = 7) -> dict[
 
 
 def found(**answers: Answer) -> dict[str, Found]:
-    said = {
-        name: answers.get(name.replace("-", "_"), up(name)) for name in NAMES
-    }
+    said = {name: answers.get(name.replace("-", "_"), up(name)) for name in NAMES}
     return {f.node.name: f for f in judge(TOPOLOGY, said, WALL)}
 
 
