@@ -120,7 +120,7 @@ def _run(
     log: Log,
     wanted: Callable[[], bool],
 ) -> int:
-    sockets = ZmqSockets(topology.high_water(), topology.timeouts.suspect)
+    sockets = ZmqSockets(topology.high_water())
     try:
         address = sockets.bind(node.address)
         record = NodeRecord(node.name, node.role, os.getpid(), incarnation, address)

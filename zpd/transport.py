@@ -95,9 +95,8 @@ class _Waker:
 class ZmqSockets:
     """One thread only (trap 10), but for ``wake``. Made after any fork: contexts do not survive."""
 
-    def __init__(self, high_water: int = HIGH_WATER, suspect: float = 5.0) -> None:
+    def __init__(self, high_water: int = HIGH_WATER) -> None:
         self._high_water = high_water
-        self._zmtp_beat = max(1000, int(suspect * 1000))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._poller = zmq.Poller()
         self._waker = _Waker()
@@ -217,11 +216,11 @@ class ZmqSockets:
         # 1. A larger part ends the connection without an error here; the limit is for one part, so
         # ``_recv`` counts parts and bytes too.
         made.setsockopt(zmq.MAXMSGSIZE, MAX_BYTES)
-        # 8. Answered by libzmq's thread, so it finds dead machines, never a stuck loop.
-        # Three times slower than suspicion, or a process that was stopped for a moment would
-        # lose its sessions before it is even suspected.
-        made.setsockopt(zmq.HEARTBEAT_IVL, self._zmtp_beat)
-        made.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * self._zmtp_beat)
+        # 8 and 13. No ZMTP heartbeats: libzmq's thread answers them whatever the loop does, and its
+        # timer aborts the process once a peer resets a connection whose queue here is full. The
+        # sessions beat for themselves; the kernel's keepalive clears away dead machines.
+        made.setsockopt(zmq.HEARTBEAT_IVL, 0)
+        made.setsockopt(zmq.TCP_KEEPALIVE, 1)
         made.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE)
         if address.startswith("tcp://["):
             made.setsockopt(zmq.IPV6, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -192,3 +194,45 @@ def test_an_end_with_frames_for_a_peer_that_never_reads_is_bounded(bench: Bench)
         ended.start()
         ended.join(PATIENCE)
         assert not ended.is_alive()
+
+
+FILL_AND_RESET = """
+import socket, struct, threading, zmq
+from zpd.transport import ZmqSockets
+
+as_it_is = zmq.Socket.setsockopt
+def sooner(self, option, value):
+    as_it_is(self, option, 20 if option == zmq.HEARTBEAT_IVL and value else value)
+zmq.Socket.setsockopt = sooner
+
+sockets = ZmqSockets(high_water=1)
+port = int(sockets.bind("tcp://127.0.0.1:0").rpartition(":")[2])
+peer = socket.create_connection(("127.0.0.1", port))
+peer.settimeout(10)
+peer.sendall(bytes.fromhex("ff00000000000000007f0300") + b"NULL".ljust(20, bytes(1)) + bytes(32))
+greeting = b""
+while len(greeting) < 64:
+    greeting += peer.recv(64 - len(greeting))
+said = bytes([5]) + b"READY" + bytes([11]) + b"Socket-Type" + struct.pack(">I", 6) + b"DEALER"
+peer.sendall(bytes([4, len(said)]) + said)
+assert peer.recv(1)
+peer.setblocking(False)
+try:
+    while True:
+        peer.send((bytes([0, 100]) + bytes(100)) * 1000)
+except BlockingIOError:
+    pass  # nobody reads: its queue is full, and so is the kernel's
+peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+peer.close()
+threading.Event().wait(0.5)  # many beats, were there any
+sockets.close(0.0)
+print("alive")
+"""
+
+
+def test_a_peer_that_fills_its_queue_and_resets_aborts_nobody() -> None:
+    """13. In a process of its own, since what is wrong would end this one."""
+    done = subprocess.run(
+        [sys.executable, "-c", FILL_AND_RESET], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
