@@ -54,10 +54,13 @@ class DecodeNode(Actor):
     ) -> None:
         super().__init__(context, topology, node)
         check_fit(topology)
+        writers = tuple(Writer(s.name, *s.layers) for s in topology.stages)
+        self.owner = Owner(
+            context.incarnation, topology.source_slots, topology.lanes, writers,
+            topology.prefetch_next,
+        )  # fmt: skip
         self.engine = engine or decode_engine(topology, node)
         self.coordinator = topology.coordinator.name
-        writers = tuple(Writer(s.name, *s.layers) for s in topology.stages)
-        self.owner = Owner(context.incarnation, topology.source_slots, topology.lanes, writers)
         self.answers: dict[Attempt, _Answer] = {}
         self.computing = False
         self.loaded = False
@@ -78,6 +81,7 @@ class DecodeNode(Actor):
             "slots": self.owner.phases(),
             "lanes": [str(a) if a else None for a in self.owner.lanes],
             "queue": len(self.owner.queue),
+            "prefetch_next": self.owner.prefetch_next,
             "suspects": sorted(self.owner.suspects),
             "term": str(self.owner.term),
             "idle": self.owner.idle and not self.answers,

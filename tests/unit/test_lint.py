@@ -112,6 +112,20 @@ CASES: dict[str, Wrong] = {
     "slots that never fill": Wrong(
         "lanes = 1", "lanes = 1\nsource_slots = 5", ("source_slots = 5", "at most 2 x ([decode]")
     ),
+    "prefetch with two lanes": Wrong(
+        "lanes = 1", "lanes = 2\nprefetch_next = true",
+        ("[decode] lanes = 2", "must be 1 with [decode] prefetch_next"),
+    ),
+    "prefetch with a local route": Wrong(
+        "lanes = 1", 'lanes = 1\nprefetch_next = true\nrouting = "cost"',
+        ("[decode] routing", "cost", 'must be "remote" with [decode] prefetch_next'),
+    ),
+    "a route that is not there": Wrong(
+        "lanes = 1", 'lanes = 1\nrouting = "local"', ("[decode] routing", "is not supported"),
+    ),
+    "prefetch that is neither on nor off": Wrong(
+        "lanes = 1", "lanes = 1\nprefetch_next = 1", ("[decode] prefetch_next = 1", "true or fal"),
+    ),
     "suspicion under heartbeats": Wrong(
         "[prefill]", "[timeouts]\nsuspect = 1\n[prefill]", ("suspect = 1.0", "3 x", "heartbeat")
     ),
