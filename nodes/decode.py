@@ -36,6 +36,7 @@ class _Answer:
     prompt: list[int]
     granted: float = 0.0
     hidden: Blob | None = None
+    whole: float | None = None  # when all KV had landed, if the import did not start at once
     lane: int = -1
     stepping: bool = False  # the first token is out: the lane takes part in decode steps
     n_tokens: int = 0
@@ -165,6 +166,8 @@ class DecodeNode(Actor):
             nbytes=blobs[0].nbytes + blobs[1].nbytes,
         )  # fmt: skip
         self._do(self.owner.landed(now, use, writer, message.stop, hidden))
+        if answer is not None and answer.lane < 0 and self.owner.slots[use.slot].complete:
+            answer.whole = now
 
     # ---- out: what the owner decided ---------------------------------------------------------
 
@@ -210,8 +213,12 @@ class DecodeNode(Actor):
         answer.lane = start.lane
         hidden, request = answer.hidden, answer.request
         assert hidden is not None  # the owner starts an import only when all is there
-        answer.marks["kv"] = self.context.now() - answer.granted
         started = self.context.now()
+        if answer.whole is None:
+            answer.marks["kv"] = started - answer.granted
+        else:
+            answer.marks["kv"] = answer.whole - answer.granted
+            answer.marks["lane"] = started - answer.granted
 
         def copy(progress: Progress) -> str:
             slot, prompt, digest = start.use.slot, answer.prompt, ""

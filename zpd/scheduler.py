@@ -189,6 +189,7 @@ class Scheduler:
         if live.first is None:
             live.first, live.remote = now, dict(message.spans)
         live.phase, live.progress = Phase.DECODE, now
+        self._lane_moved(now, live)
         live.n_tokens += len(message.ids)
         stopped = message.finish == Outcome.STOP
         actions: list[Action] = [Grew(live.request.uid, message.ids, stopped)]
@@ -295,6 +296,14 @@ class Scheduler:
 
     # ---- inside ------------------------------------------------------------------------------
 
+    def _lane_moved(self, now: float, live: Live) -> None:
+        """``live`` has a token, or is over. Who was prefilled meanwhile waits for its lane, which
+        may take a whole answer; their own budget begins with the lane."""
+        if self.topology.prefetch_next and live.phase in (Phase.IMPORT, Phase.DECODE):
+            for other in self.live.values():
+                if other.att > live.att and other.phase is Phase.IMPORT:
+                    other.progress = now
+
     def _over(self, now: float, live: Live) -> tuple[Outcome, str] | None:
         if now >= live.request.deadline:
             return Outcome.DEADLINE, f"in {live.phase} when its time was over"
@@ -339,6 +348,7 @@ class Scheduler:
         """The one way out. The ring is told in band (CLOSE), the owner by RELEASE, the client at
         once; whether the slot is free yet is the owner's business."""
         del self.live[live.att]
+        self._lane_moved(now, live)
         actions: list[Action] = [Finished(live, outcome, detail)]
         if live.use is not None and live.sent and not live.closed:
             actions.append(self._close(live, live.use))
