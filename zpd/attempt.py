@@ -43,6 +43,7 @@ class Live:
     use: Use | None = None
     sent: int = 0  # prompt tokens [0, sent) went out in ops
     closed: bool = False  # CLOSE went out behind them
+    failed: str = ""  # the owner's word for it; the replies under way may say more
     n_tokens: int = 0
     waited: float = 0.0  # in the owner's queue, by the owner's clock
     progress: float = 0.0  # the last sign of life: grant, reply or token

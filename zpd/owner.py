@@ -172,7 +172,9 @@ class Owner:
         why = self._refuse(use, term, writer)
         if why:
             return [], why
-        return self._quiet(now, self.slots[use.slot], writer, Event.CLOSED, "ended early"), ""
+        slot = self.slots[use.slot]
+        # on a term that stands, a stage ends early only where it, or one before it, failed
+        return self._quiet(now, slot, writer, Event.CLOSED, "ended early", "stage_error"), ""
 
     def opened(self, now: float, term: Term, writer: str) -> list[Action]:
         """OPENED: the writer's end mark for every use of an older term."""
@@ -306,14 +308,17 @@ class Owner:
             self.lanes[lane] = None
         return [StopLane(att, lane)]
 
-    def _quiet(self, now: float, slot: Slot, writer: str, event: Event, why: str) -> list[Action]:
+    def _quiet(
+        self, now: float, slot: Slot, writer: str, event: Event, why: str,
+        reason: str = "stage_lost",
+    ) -> list[Action]:  # fmt: skip
         """Apply CLOSED, LOST or REPLACED to a writer that is not quiet. If its KV is incomplete the
         attempt can never be served: the owner releases it in the same step."""
         if slot.reservation.users[writer] is User.QUIET:
             return []
         actions: list[Action] = []
         if slot.held and not slot.whole(writer):
-            actions += self._fail(now, slot, "stage_lost", f"{writer}: {why}")
+            actions += self._fail(now, slot, reason, f"{writer}: {why}")
         return [*actions, slot.reservation.process(event, writer), *self._grant(now)]
 
     def _fail(self, now: float, slot: Slot, reason: str, detail: str) -> list[Action]:

@@ -176,6 +176,9 @@ class Scheduler:
         live = self.live.get(message.att)
         if live is None:
             return []  # ours ended first, with its CLOSE or never_sent
+        if message.reason == Outcome.STAGE_ERROR and live.closed and live.replied is None:
+            live.failed = message.detail
+            return []  # every op is out, and the reply of the one that failed says why
         outcome = OWNER_REASONS.get(message.reason, Outcome.DECODE_ERROR)
         return self._end(now, live, outcome, message.detail or message.reason)
 
@@ -215,6 +218,8 @@ class Scheduler:
         live.progress = now
         if message.skip:
             return actions + self._end(now, live, Outcome.STAGE_ERROR, message.skip)
+        if message.last and live.failed:
+            return actions + self._end(now, live, Outcome.STAGE_ERROR, live.failed)
         if message.last:
             live.replied = now
             if live.phase is Phase.PREFILL:

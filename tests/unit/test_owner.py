@@ -277,7 +277,7 @@ def test_an_early_end_mark_ends_the_attempt() -> None:
     w = World()
     use = w.reserve(1)
     w.kv(use, "a", 0, 2)
-    assert w.end(use, "a") == [Drain(0, 1), Ended(att(1), "stage_lost", "a: ended early")]
+    assert w.end(use, "a") == [Drain(0, 1), Ended(att(1), "stage_error", "a: ended early")]
     assert w.names == ["draining"]
 
 

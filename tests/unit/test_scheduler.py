@@ -262,6 +262,30 @@ def test_the_owners_end_is_answered_by_close() -> None:
     assert w.outcomes == [("u", Outcome.STAGE_LOST)]
 
 
+def test_a_stages_own_words_win_over_its_early_end_mark() -> None:
+    """R21: END is at the owner, and its word here, before the reply that says what went wrong."""
+    w = World()
+    w.ask("u", 8)
+    first, second, _ = w.grant(1)
+    assert w.do(w.s.ended(0, Ended(att(1), "stage_error", "p1: ended early"))) == []
+    assert w.outcomes == []
+    w.reply(first)
+    w.reply(second, "p0: RuntimeError: out of memory")
+    (end,) = w.finished
+    assert (end.outcome, end.detail) == (Outcome.STAGE_ERROR, "p0: RuntimeError: out of memory")
+
+
+def test_an_early_end_mark_that_no_reply_explains_ends_it_with_the_last_reply() -> None:
+    w = World()
+    w.ask("u", 8)
+    first, second, _ = w.grant(1)
+    w.do(w.s.ended(0, Ended(att(1), "stage_error", "p1: KV of another length")))
+    w.reply(first)
+    w.reply(second)
+    (end,) = w.finished
+    assert (end.outcome, end.detail) == (Outcome.STAGE_ERROR, "p1: KV of another length")
+
+
 def test_the_owners_end_before_any_op_is_answered_by_never_sent() -> None:
     w = World()
     w.ask("u")
