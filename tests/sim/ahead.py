@@ -24,10 +24,12 @@ STAGES = ("prefill-0", "prefill-1")
 class Ahead(World):
     """Holds at every step that what prefetch promises is true (R9, R18)."""
 
-    def __init__(self, seed: int = 0, stages: int = 2, **changes: Any) -> None:
+    def __init__(
+        self, seed: int = 0, stages: int = 2, max_steps: int = 1_000_000, **changes: Any
+    ) -> None:
         self.slow: set[str] = set()  # nodes that show signs of life though their work is held
         self.most = 0  # grants ever outstanding while the lane decoded
-        super().__init__(topology(stages, prefetch_next=True, **changes), seed)
+        super().__init__(topology(stages, prefetch_next=True, **changes), seed, max_steps=max_steps)
         self.stages = tuple(s.name for s in self.topology.stages)
 
     def step(self, end: float = FOREVER) -> bool:

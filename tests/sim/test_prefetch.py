@@ -19,7 +19,7 @@ from zpd.errors import ConfigError, Outcome
 from zpd.owner import Owner
 from zpd.topology import Node
 
-SEEDS = [*range(6), *(pytest.param(n, marks=pytest.mark.full) for n in range(6, 60))]
+SEEDS = [0, 1, *(pytest.param(n, marks=pytest.mark.full) for n in range(2, 50))]
 over_seeds = pytest.mark.parametrize("seed", SEEDS)
 
 
