@@ -73,9 +73,7 @@ def load(path: str | Path, *, prefetch_next: bool = False) -> Topology:
     return parse(data, problems, prefetch_next)
 
 
-def parse(
-    data: Mapping[str, Any], problems: Problems, prefetch_next: bool = False
-) -> Topology:
+def parse(data: Mapping[str, Any], problems: Problems, prefetch_next: bool = False) -> Topology:
     """The topology that ``data``, a parsed TOML file, describes. Raises ConfigError."""
     sections = dict(_sections(problems, data))
     nodes = _nodes(problems, data.get("node"))
@@ -168,7 +166,7 @@ def _prefetch(
     decode = sections["decode"]
     routing = decode.get("routing", prefetch.REMOTE)
     if routing != prefetch.REMOTE:
-        text = f'is not supported: a prompt is prefilled by the ring, so only "{prefetch.REMOTE}" is'
+        text = f'is not supported: the ring prefills every prompt, so only "{prefetch.REMOTE}" is'
         problems.add("[decode] routing", text, routing)
     wanted: bool = asked or decode.get("prefetch_next", False)
     if wanted:

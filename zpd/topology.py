@@ -134,7 +134,7 @@ class Topology:
 
     def claims(self) -> dict[str, str]:
         """What nodes that each read a file of their own must agree on, by the name of the key: it
-        decides bits, the sizes of memory and queues, or the order of grants. HELLO compares these."""
+        decides bits, sizes of memory and queues, or the order of grants. HELLO compares these."""
         ring = self.stages
         return {
             "layers": " ".join(["0", *(str(s.layers[1]) for s in ring)]),  # where each stage ends

@@ -47,8 +47,8 @@ AFTER = {
 @pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_cancel_at_each_moment(seed: int, moment: str, times: int) -> None:
-    """Before the op is sent, after it is sent, mid KV write, after the last KV but before the reply,
-    while ready, during the import; once and twice."""
+    """Before the op is sent, after it is sent, mid KV write, after the last KV but before the
+    reply, while ready, during the import; once and twice."""
     world, a, b = begun(seed, moment)
     for _ in range(times):
         world.user.cancel(b)
@@ -167,9 +167,7 @@ def test_an_error_then_a_cancel(seed: int) -> None:
 @over_seeds
 @pytest.mark.parametrize("asked", [B, C], ids=["same prompt", "other prompt"])
 @pytest.mark.parametrize("moment", ["sent", "computing", "writing", "importing"])
-def test_the_same_id_again_while_the_orphan_flies(
-    seed: int, moment: str, asked: list[int]
-) -> None:
+def test_the_same_id_again_while_the_orphan_flies(seed: int, moment: str, asked: list[int]) -> None:
     world, a, b = begun(seed, moment, label="mine")
     world.user.cancel(b)
     world.run_until(lambda: b.done)
@@ -475,7 +473,9 @@ FAULTS: dict[str, Callable[[Ahead, str], None]] = {
     "freeze": _freeze,
     "cut": _cut,
 }
-STEPS = [pytest.param(n, marks=() if n % 240 == 100 else pytest.mark.full) for n in range(4, 484, 6)]
+STEPS = [
+    pytest.param(n, marks=() if n % 240 == 100 else pytest.mark.full) for n in range(4, 484, 6)
+]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -523,11 +523,9 @@ def test_a_storm_of_cancels(n: int) -> None:
             outcomes[victim.outcome] += 1
             del world.trace[:], world.events[:], world.user.asker.messages[:]
         assert min(outcomes.values()) > n // 40, outcomes
-        world.run_until(lambda: all(a.done for _, a in live))
+        world.run_until(lambda left=live: all(a.done for _, a in left))
         for k, answer in live:
             right(answer, prompt(k, 1 + k % 20), 1 + k % 5)
         world.settles()
         assert {x.runtime.incarnation for x in world.nodes.values() if x.alive} == {1}
         assert not any(a.after_done for a in world.user.asker.answers.values())
-
-

@@ -458,9 +458,7 @@ def test_the_current_decode_finishes_though_a_stage_is_gone(
 @over_seeds
 @pytest.mark.parametrize("asked", [B, prompt(3, 14)], ids=["same prompt", "other prompt"])
 @pytest.mark.parametrize("moment", ["sent", "computing", "writing"])
-def test_a_reused_label_never_gets_the_orphans_kv(
-    seed: int, asked: list[int], moment: str
-) -> None:
+def test_a_reused_label_never_gets_the_orphans_kv(seed: int, asked: list[int], moment: str) -> None:
     """R25: the client asks again under the same label while the orphan's KV is under way."""
     world = Ahead(seed)
     a = world.decoding()
