@@ -22,7 +22,7 @@ from zpd.ids import NO_TERM, Attempt
 from zpd.messages import End, Ended, Grant, Kv, LinkState, Message, Opened, Release, Reserve, Token
 from zpd.owner import Action, Drain, Granted, Owner, StartImport, StopLane
 from zpd.owner import Ended as OwnerEnded
-from zpd.reservation import Step
+from zpd.reservation import Event, Step
 from zpd.slots import Writer
 from zpd.topology import Node, Topology
 from zpd.wire import Blob
@@ -201,7 +201,7 @@ class DecodeNode(Actor):
     def on_timer(self, key: Any) -> None:
         slot, epoch = key
         actions = self.owner.drain_expired(self.context.now(), slot, epoch)
-        users = [a.user for a in actions if isinstance(a, Step)]
+        users = [a.user for a in actions if isinstance(a, Step) and a.event is Event.FENCED]
         if users:
             self.context.event("slot_fenced", slot=slot, epoch=epoch, users=users)
         self._do(actions)

@@ -99,6 +99,15 @@ class Ahead(World):
         assert len(a.ids) == 1 and self.state == "free" and self.owner.lanes[0] is not None
         return a
 
+    def one_token(self) -> None:
+        """``a`` gets its next token, and no other."""
+        (answer,) = (x for x in self.actor("decode").answers.values() if x.stepping)
+        had = answer.n_tokens
+        self.go_on("decode")
+        self.run_until(lambda: answer.n_tokens > had)
+        self.slow_down("decode")
+        self.settle()
+
     def ask_b(self, **more: Any) -> Answer:
         b = self.user.ask(B, max_tokens=N_B, **more)
         self.settle()

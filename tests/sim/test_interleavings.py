@@ -4,13 +4,14 @@ it was reached is asserted. Prefetch is on: request ``a`` decodes, ``b`` is the 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.sim.ahead import MOMENTS, N_A, N_B, STAGES, TAIL, A, Ahead, B
-from tests.sim.world import prompt, right, right_so_far
+from tests.sim.world import TIMES, prompt, right, right_so_far
 from zpd.errors import Outcome
 from zpd.messages import Prefill
 from zpd.sockets import Mailed
@@ -268,6 +269,30 @@ def test_a_stuck_drain_is_fenced(seed: int) -> None:
     world.let_go()
     world.thaw(TAIL)
     world.settles()
+
+
+@over_seeds
+def test_kv_of_a_fenced_use_comes_while_the_next_request_fills_the_slot(seed: int) -> None:
+    """R25: the drain's budget ends though the writer lives and its term stands: its KV and end mark
+    are on their way. The slot is c's when they come, and the epoch alone keeps them out."""
+    world = Ahead(seed, timeouts=dataclasses.replace(TIMES, drain=1.0))
+    a = world.decoding()
+    b = world.reach("writing")
+    c = world.user.ask(C, max_tokens=N_C)
+    draining(world, b)
+    world.release("prefill-0", "decode", "bulk")
+    late = world.in_flight(TAIL, "decode")
+    world.run_until(lambda: world.state == "filling", 1.5)
+    (fenced,) = world.named("slot_fenced")
+    assert (fenced["epoch"], fenced["users"]) == (2, [TAIL])
+    world.settle()
+    assert world.slot.att == world.live(c).att and world.in_flight(TAIL, "decode") > late > 0
+    world.release(TAIL, "decode", "bulk")
+    world.settle()
+    assert world.state == "ready"
+    old = [e for e in world.named("kv_refused") if e["reason"] == "stale_epoch"]
+    assert old and {e["writer"] for e in old} == {TAIL}
+    world.finish((a, A, N_A), (c, C, N_C))
 
 
 # ---- messages of another life -------------------------------------------------------------------

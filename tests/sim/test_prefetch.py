@@ -160,17 +160,22 @@ def test_the_slot_is_reused_only_after_the_import(seed: int) -> None:
 
 @over_seeds
 def test_the_result_is_held_until_its_import(seed: int) -> None:
-    """R11: b is complete, others wait; nobody else may take its slot, however long a decodes."""
+    """R11: b is complete, others wait; nobody else may take its slot, however long a decodes: here
+    longer than a step may take."""
     world = Ahead(seed)
     a = world.decoding()
     b = world.reach("ready")
     c = world.user.ask(prompt(3, 6), max_tokens=2)
-    world.run_for(20)
-    assert (world.state, world.slot.att) == ("ready", world.live(b).att)
+    for _ in range(3):
+        world.run_for(0.8 * world.topology.timeouts.step)
+        world.one_token()
+        assert (world.state, world.slot.att) == ("ready", world.live(b).att)
     assert not a.done and len(world.owner.queue) == 1
     world.finish((a, A, N_A), (b, B, N_B), (c, prompt(3, 6), 2))
     lane = b.done[0].spans["lane"]
-    assert lane >= 20 and sum(b.done[0].spans.values()) >= lane, "the wait has a name"
+    assert lane >= 2 * world.topology.timeouts.step and sum(b.done[0].spans.values()) >= lane, (
+        "the wait has a name"
+    )
 
 
 @over_seeds
@@ -471,6 +476,21 @@ def test_a_reused_label_never_gets_the_orphans_kv(seed: int, asked: list[int], m
     assert again.uid not in ("", b.uid) and not again.done
     world.finish((a, A, N_A), (again, asked, N_B))
     assert (len(b.done), b.ids) == (1, [])
+
+
+@over_seeds
+def test_a_label_is_not_a_key(seed: int) -> None:
+    """R25: two clients use one label at the same time; one of them cancels."""
+    world = Ahead(seed)
+    a = world.decoding()
+    b = world.reach("writing", label="mine")
+    other = world.client()
+    c = other.ask(prompt(3, 14), max_tokens=N_B, label="mine")
+    d = other.ask(prompt(4, 9), max_tokens=2, label=a.label)
+    world.run_until(lambda: c.uid and d.uid)
+    world.user.cancel(b)
+    world.finish((a, A, N_A), (c, prompt(3, 14), N_B), (d, prompt(4, 9), 2))
+    assert (b.outcome, b.ids) == (Outcome.CANCELLED, [])
 
 
 def test_every_node_must_say_the_same() -> None:
