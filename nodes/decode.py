@@ -22,7 +22,7 @@ from zpd.ids import NO_TERM, Attempt
 from zpd.messages import End, Ended, Grant, Kv, LinkState, Message, Opened, Release, Reserve, Token
 from zpd.owner import Action, Drain, Granted, Owner, StartImport, StopLane
 from zpd.owner import Ended as OwnerEnded
-from zpd.reservation import Step
+from zpd.reservation import Event, Step
 from zpd.slots import Writer
 from zpd.topology import Node, Topology
 from zpd.wire import Blob
@@ -36,6 +36,7 @@ class _Answer:
     prompt: list[int]
     granted: float = 0.0
     hidden: Blob | None = None
+    whole: float | None = None  # when all KV had landed, if the import did not start at once
     lane: int = -1
     stepping: bool = False  # the first token is out: the lane takes part in decode steps
     n_tokens: int = 0
@@ -54,10 +55,13 @@ class DecodeNode(Actor):
     ) -> None:
         super().__init__(context, topology, node)
         check_fit(topology)
+        writers = tuple(Writer(s.name, *s.layers) for s in topology.stages)
+        self.owner = Owner(
+            context.incarnation, topology.source_slots, topology.lanes, writers,
+            topology.prefetch_next,
+        )  # fmt: skip
         self.engine = engine or decode_engine(topology, node)
         self.coordinator = topology.coordinator.name
-        writers = tuple(Writer(s.name, *s.layers) for s in topology.stages)
-        self.owner = Owner(context.incarnation, topology.source_slots, topology.lanes, writers)
         self.answers: dict[Attempt, _Answer] = {}
         self.computing = False
         self.loaded = False
@@ -78,6 +82,7 @@ class DecodeNode(Actor):
             "slots": self.owner.phases(),
             "lanes": [str(a) if a else None for a in self.owner.lanes],
             "queue": len(self.owner.queue),
+            "prefetch_next": self.owner.prefetch_next,
             "suspects": sorted(self.owner.suspects),
             "term": str(self.owner.term),
             "idle": self.owner.idle and not self.answers,
@@ -161,6 +166,8 @@ class DecodeNode(Actor):
             nbytes=blobs[0].nbytes + blobs[1].nbytes,
         )  # fmt: skip
         self._do(self.owner.landed(now, use, writer, message.stop, hidden))
+        if answer is not None and answer.lane < 0 and self.owner.slots[use.slot].complete:
+            answer.whole = now
 
     # ---- out: what the owner decided ---------------------------------------------------------
 
@@ -194,7 +201,7 @@ class DecodeNode(Actor):
     def on_timer(self, key: Any) -> None:
         slot, epoch = key
         actions = self.owner.drain_expired(self.context.now(), slot, epoch)
-        users = [a.user for a in actions if isinstance(a, Step)]
+        users = [a.user for a in actions if isinstance(a, Step) and a.event is Event.FENCED]
         if users:
             self.context.event("slot_fenced", slot=slot, epoch=epoch, users=users)
         self._do(actions)
@@ -206,8 +213,12 @@ class DecodeNode(Actor):
         answer.lane = start.lane
         hidden, request = answer.hidden, answer.request
         assert hidden is not None  # the owner starts an import only when all is there
-        answer.marks["kv"] = self.context.now() - answer.granted
         started = self.context.now()
+        if answer.whole is None:
+            answer.marks["kv"] = started - answer.granted
+        else:
+            answer.marks["kv"] = answer.whole - answer.granted
+            answer.marks["lane"] = started - answer.granted
 
         def copy(progress: Progress) -> str:
             slot, prompt, digest = start.use.slot, answer.prompt, ""

@@ -22,6 +22,7 @@ from tools.launch import Running
 from tools.rows import Board
 from tools.screen import Screen
 from tools.watch import Watch
+from zpd import prefetch
 from zpd.client import Client
 from zpd.config import load
 from zpd.errors import OUTCOMES, Outcome, RemoteError, UserError
@@ -73,13 +74,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--raw", action="store_true", help="the prompt as it is, without the model's chat template")
     add("--json", action="store_true", help="print one JSON object and nothing else on stdout")
     add("--timeout", type=float, default=0.0, metavar="S", help="seconds for it all (the config's)")
+    add(prefetch.FLAG, action="store_true", help=f"with --up: {prefetch.HELP}")
     add("--run-dir", type=Path, metavar="DIR", help="with --up: where logs go (a fresh directory)")
     add("--ready-timeout", type=float, default=120.0, metavar="S", help="with --up (%(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
     try:
-        topology = load(args.config)
+        if args.pd_prefetch_next and not args.up:
+            raise UserError(f"{prefetch.FLAG}: only with --up; a topology that runs has its own")
+        topology = load(args.config, prefetch_next=args.pd_prefetch_next)
         question, blob = _question(args)
         with Interrupts() as interrupts:
             if args.up:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 import zpd
-from zpd import address
+from zpd import address, prefetch
 from zpd.errors import UserError
 from zpd.topology import Node, Topology
 
@@ -89,7 +89,8 @@ class Running:
         # -P: a foreign package in the current directory must not stand in for one of zpd's.
         start = [sys.executable, "-P", "-m", "zpd.node", "--config", self.topology.file]
         where = ["--run-dir", str(self.run_dir), "--parent", str(os.getpid())]
-        return [*start, "--name", node.name, *where]
+        flags = [prefetch.FLAG] if self.topology.prefetch_next else []
+        return [*start, "--name", node.name, *where, *flags]
 
     @property
     def pids(self) -> dict[str, int]:

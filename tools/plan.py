@@ -80,10 +80,12 @@ def table(topology: Topology, spec: ModelSpec | None) -> str:
         "  ".join(cell.ljust(w) for cell, w in zip(r, widths, strict=True)).rstrip() for r in rows
     ]
     q, m = queues(topology), topology.model
+    lanes = f"{topology.lanes} lane(s)"
+    lanes += ", prefetches the next request" if topology.prefetch_next else ""
     lines += [
         "",
         f"model {m.name}, {m.layers} layers; a slot holds {m.max_tokens} tokens in chunks of "
-        f"{topology.chunk}; {topology.source_slots} source slot(s), {topology.lanes} lane(s)",
+        f"{topology.chunk}; {topology.source_slots} source slot(s), {lanes}",
         f"window: {topology.prefill_depth} ops or {_mib(topology.prefill_bytes)}; "
         f"longest queues: {q.ring} messages on a ring link, {q.kv} on a KV link",
     ]

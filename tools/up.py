@@ -14,6 +14,7 @@ from tools.launch import Running, nodes_here
 from tools.rows import Board, State
 from tools.screen import Screen
 from tools.watch import Watch
+from zpd import prefetch
 from zpd.config import load
 from zpd.errors import UserError
 from zpd.rundir import run_dir
@@ -29,6 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--host", default="", metavar="NAME",
         help="start that host's nodes (those whose address is of this machine)")  # fmt: skip
     add("--fail-fast", action="store_true", help="stop as soon as one node ends or is silent")
+    add(prefetch.FLAG, action="store_true", help=prefetch.HELP)
     add("--run-dir", type=Path, metavar="DIR", help="where logs go (a fresh directory)")
     add("--ready-timeout", type=float, default=READY_TIMEOUT, metavar="S",
         help="seconds until the whole path must serve (%(default)s)")  # fmt: skip
@@ -38,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     """0 where it was asked to stop and no node had failed, else 1."""
     if not 0 < args.ready_timeout <= 86400:
         raise UserError(f"--ready-timeout {args.ready_timeout}: must be above 0, at most 86400")
-    topology = load(args.config)
+    topology = load(args.config, prefetch_next=args.pd_prefetch_next)
     check(topology)
     nodes_here(topology, args.host)
     directory = run_dir(topology, args.run_dir)

@@ -43,6 +43,7 @@ class Live:
     use: Use | None = None
     sent: int = 0  # prompt tokens [0, sent) went out in ops
     closed: bool = False  # CLOSE went out behind them
+    failed: str = ""  # the owner's word for it; the replies under way may say more
     n_tokens: int = 0
     waited: float = 0.0  # in the owner's queue, by the owner's clock
     progress: float = 0.0  # the last sign of life: grant, reply or token
@@ -58,8 +59,9 @@ class Live:
 
     def spans(self, now: float) -> dict[str, float]:
         """Seconds spent in each part of the path so far; they do not overlap, and up to the first
-        token they sum to the time since ``asked``. "import" is the copy into a lane;
-        "first_token" is the head, the sampling and the token's trip here.
+        token they sum to the time since ``asked``. "lane" is the wait of a
+        prefetched request for its lane, "import" the copy into it, "first_token" the head, the
+        sampling and the token's trip here.
 
         The owner's times count from its grant and are placed on our clock at the grant's arrival;
         a trip of the grant later than true, so each is clamped between its neighbours.
@@ -74,7 +76,10 @@ class Live:
                 replied = first if self.replied is None else min(self.replied, first)
                 marks.append(("prefill", replied))
             if self.first is not None:
-                for name, key in (("transfer", "kv"), ("import", "import_end")):
+                keys = [("transfer", "kv"), ("lane", "lane"), ("import", "import_end")]
+                for name, key in keys:
+                    if name == "lane" and key not in self.remote:
+                        continue
                     at = self.granted + self.remote.get(key, 0.0)
                     marks.append((name, min(max(at, marks[-1][1]), first)))
                 marks.append(("first_token", first))

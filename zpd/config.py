@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from zpd import prefetch
 from zpd.configkeys import Key, Problems, flag, one_of, read_table, seconds, suggest, text, whole
 from zpd.confignodes import DTYPES, NAME, NODE, check_nodes
 from zpd.errors import ConfigError
@@ -41,6 +42,8 @@ SECTIONS: dict[str, dict[str, Key]] = {
     "decode": {
         "lanes": Key(whole(1, 1024), Topology.lanes),
         "source_slots": Key(whole(1, 1024), Topology.source_slots),
+        "routing": Key(one_of(*prefetch.ROUTES), Topology.routing),
+        "prefetch_next": Key(flag, Topology.prefetch_next),
     },
     "queue": {"max": Key(whole(1, 10**6), Topology.max_queue)},
     "timeouts": {
@@ -51,8 +54,9 @@ SECTIONS: dict[str, dict[str, Key]] = {
 MAX_QUEUE = 2**31 - 1  # messages; what ZeroMQ can be told
 
 
-def load(path: str | Path) -> Topology:
-    """Read and check one topology file. Raises ConfigError, one line for each problem."""
+def load(path: str | Path, *, prefetch_next: bool = False) -> Topology:
+    """Read and check one topology file. ``prefetch_next``: the flag that sets it over the file.
+    Raises ConfigError, one line for each problem."""
     problems = Problems(str(path))
     try:
         with Path(path).open("rb") as f:
@@ -66,14 +70,15 @@ def load(path: str | Path) -> Topology:
         raise ConfigError(f"{path}: is not UTF-8 text (byte {e.start})") from None
     except (ValueError, RecursionError) as e:
         raise ConfigError(f"{path}: is not TOML: {str(e) or 'too deep'}") from None
-    return parse(data, problems)
+    return parse(data, problems, prefetch_next)
 
 
-def parse(data: Mapping[str, Any], problems: Problems) -> Topology:
+def parse(data: Mapping[str, Any], problems: Problems, prefetch_next: bool = False) -> Topology:
     """The topology that ``data``, a parsed TOML file, describes. Raises ConfigError."""
     sections = dict(_sections(problems, data))
     nodes = _nodes(problems, data.get("node"))
     _check_numbers(problems, sections)
+    sections["decode"]["prefetch_next"] = _prefetch(problems, sections, nodes, prefetch_next)
     check_nodes(problems, nodes, sections["topology"].get("expose", True))
     count = layer_count(problems, sections["model"])
     layers = split(problems, nodes, count)
@@ -105,6 +110,8 @@ def parse(data: Mapping[str, Any], problems: Problems) -> Topology:
         prefill_bytes=s["prefill"]["bytes"],
         lanes=s["decode"]["lanes"],
         source_slots=s["decode"]["source_slots"],
+        routing=s["decode"]["routing"],
+        prefetch_next=s["decode"]["prefetch_next"],
         max_queue=s["queue"]["max"],
         run_dir=s["topology"]["run_dir"],
         log_level=s["topology"]["log_level"],
@@ -147,6 +154,28 @@ def _nodes(problems: Problems, tables: Any) -> list[dict[str, Any]]:
         problems.add("node", "must be tables [[node]], with two brackets", tables)
         return []
     return [read_table(problems, f"node[{i}].", t, NODE) for i, t in enumerate(tables)]
+
+
+def _prefetch(
+    problems: Problems,
+    sections: Mapping[str, Mapping[str, Any]],
+    nodes: list[dict[str, Any]],
+    asked: bool,
+) -> bool:
+    """Whether to prefetch the next request. ``asked``: by the flag, whatever the file says."""
+    decode = sections["decode"]
+    routing = decode.get("routing", prefetch.REMOTE)
+    if routing != prefetch.REMOTE:
+        text = f'is not supported: the ring prefills every prompt, so only "{prefetch.REMOTE}" is'
+        problems.add("[decode] routing", text, routing)
+    wanted: bool = asked or decode.get("prefetch_next", False)
+    if wanted:
+        # A role that was not understood may be anything.
+        stages = sum(n.get("role", "prefill") == "prefill" for n in nodes)
+        setting = prefetch.FLAG if asked else prefetch.KEY
+        for misfit in prefetch.misfits(decode.get("lanes", 1), routing, stages, setting):
+            problems.add(misfit.key, misfit.text, misfit.value)
+    return wanted
 
 
 def _check_numbers(problems: Problems, sections: Mapping[str, Mapping[str, Any]]) -> None:

@@ -184,7 +184,8 @@ _ROWS = (
             "detail": "why; empty where the outcome says all",
             "n_prompt": "tokens of its prompt",
             "n_tokens": "tokens of its answer",
-            "spans": "tokenise, queue, reserve, prefill, transfer, import, first_token, decode: "
+            "spans": "tokenise, queue, reserve, prefill, transfer, lane (where a prefetched "
+            "request had to wait for one), import, first_token, decode: "
             "seconds that do not overlap; as far as the request came",
             "ttft": "from its arrival to its first token; null without one",
             "e2e": "from its arrival to this record",

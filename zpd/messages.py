@@ -100,8 +100,8 @@ class Ended:
 class Token:
     """D -> C: tokens of a live attempt. ``index`` counts answer tokens from 0. ``finish`` is empty
     until the last one. ``spans`` (seconds on D's clock, measured from the grant) come with index
-    0: kv (all of it landed, and the import starts), import_end (it is in a lane), sampled (the
-    first token is chosen)."""
+    0: kv (all of it landed), lane (the import starts; only where it had to wait for its lane),
+    import_end (it is in a lane), sampled (the first token is chosen)."""
 
     att: Attempt
     index: int

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
+from zpd import prefetch
 from zpd.actor import Actor
 from zpd.config import load
 from zpd.errors import UserError, ZpdBug
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         check_packages()
-        topology = load(args.config)
+        topology = load(args.config, prefetch_next=args.pd_prefetch_next)
         node = _find(topology, args.name)
         set_numeric_plan(node)
         wanted = parent_lives(args.parent) if args.parent else lambda: True
@@ -60,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", required=True, type=Path, metavar="FILE")
     parser.add_argument("--name", required=True, metavar="NODE")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="logs; default: a fresh one")
+    parser.add_argument(prefetch.FLAG, action="store_true", help=prefetch.HELP)
     parser.add_argument("--parent", type=int, metavar="PID", help="stop when this process is gone")
     return parser
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from zpd import prefetch
 from zpd.ids import NO_TERM, Attempt, Ring, Term, Use
 from zpd.reservation import IMPORT, Event, Reservation, Step, User
 from zpd.slots import Slot, Waiting, Writer
@@ -59,7 +60,8 @@ Action = Granted | Ended | StartImport | StopLane | Drain | Step
 
 
 class Owner:
-    """See the module. ``writers`` in ring order; the last one is the tail."""
+    """See the module. ``writers`` in ring order; the last one is the tail. Raises ConfigError where
+    ``prefetch_next`` cannot work."""
 
     def __init__(
         self,
@@ -69,6 +71,8 @@ class Owner:
         writers: tuple[Writer, ...],
         prefetch_next: bool = False,
     ) -> None:
+        if prefetch_next:
+            prefetch.check(lanes, prefetch.REMOTE, len(writers))
         self.incarnation = incarnation
         self.writers = {w.name: w for w in writers}
         self.tail = writers[-1].name
@@ -77,6 +81,7 @@ class Owner:
         self.slots = [Slot(Reservation(i), self.writers, self.tail) for i in range(source_slots)]
         self.lanes: list[Attempt | None] = [None] * lanes
         self.queue: deque[Waiting] = deque()
+        self.grants = 0
         self.stages: dict[str, int] = {}  # writer -> newest incarnation seen
         self.suspects: set[str] = set(self.writers)  # until each is seen
         self.opened_terms: dict[str, Term] = {}  # writer -> the term its KV link stands open for
@@ -126,7 +131,7 @@ class Owner:
             if never_sent:
                 actions += self._each_writer(slot, Event.NEVER_SENT)
         actions += self._stop_lane(att)
-        return actions + self._grant(now)
+        return actions + self._start_imports() + self._grant(now)
 
     def coordinator_gone(self, now: float, before: int) -> list[Action]:
         """The coordinator is suspected, or a newer one is here: end all attempts of incarnations
@@ -167,7 +172,9 @@ class Owner:
         why = self._refuse(use, term, writer)
         if why:
             return [], why
-        return self._quiet(now, self.slots[use.slot], writer, Event.CLOSED, "ended early"), ""
+        slot = self.slots[use.slot]
+        # on a term that stands, a stage ends early only where it, or one before it, failed
+        return self._quiet(now, slot, writer, Event.CLOSED, "ended early", "stage_error"), ""
 
     def opened(self, now: float, term: Term, writer: str) -> list[Action]:
         """OPENED: the writer's end mark for every use of an older term."""
@@ -256,7 +263,8 @@ class Owner:
             if slot is None or waits:
                 break
             waiting = self.queue.popleft()
-            actions += slot.grant(now, waiting)
+            actions += slot.grant(self.grants, waiting)
+            self.grants += 1
             actions.append(Granted(waiting.att, slot.use(self.incarnation), now - waiting.since))
         return actions
 
@@ -267,12 +275,17 @@ class Owner:
         return waiting.ring.stages == stages and self.open_term() == waiting.ring.term
 
     def _start_imports(self) -> list[Action]:
-        """Give a free lane to each complete slot, oldest grant first."""
+        """Give a free lane to each complete slot, oldest grant first; with prefetch to none whose
+        elder is not complete (R13)."""
         actions: list[Action] = []
-        ready = [s for s in self.slots if s.held and s.lane < 0 and s.complete]
-        for slot in sorted(ready, key=lambda s: s.granted_at):
+        waiting = [s for s in self.slots if s.held and s.lane < 0]
+        for slot in sorted(waiting, key=lambda s: s.turn):
             if None not in self.lanes or slot.att is None:
                 break
+            if not slot.complete:
+                if self.prefetch_next:
+                    break
+                continue
             slot.lane = self.lanes.index(None)
             self.lanes[slot.lane] = slot.att
             actions.append(slot.reservation.process(Event.OPENED, IMPORT))
@@ -295,20 +308,24 @@ class Owner:
             self.lanes[lane] = None
         return [StopLane(att, lane)]
 
-    def _quiet(self, now: float, slot: Slot, writer: str, event: Event, why: str) -> list[Action]:
+    def _quiet(
+        self, now: float, slot: Slot, writer: str, event: Event, why: str,
+        reason: str = "stage_lost",
+    ) -> list[Action]:  # fmt: skip
         """Apply CLOSED, LOST or REPLACED to a writer that is not quiet. If its KV is incomplete the
         attempt can never be served: the owner releases it in the same step."""
         if slot.reservation.users[writer] is User.QUIET:
             return []
         actions: list[Action] = []
         if slot.held and not slot.whole(writer):
-            actions += self._fail(now, slot, "stage_lost", f"{writer}: {why}")
+            actions += self._fail(now, slot, reason, f"{writer}: {why}")
         return [*actions, slot.reservation.process(event, writer), *self._grant(now)]
 
     def _fail(self, now: float, slot: Slot, reason: str, detail: str) -> list[Action]:
         if not slot.held or slot.att is None:
             return []
-        return [*self._release(slot), Ended(slot.att, reason, detail)]
+        ended = Ended(slot.att, reason, detail)
+        return [*self._release(slot), ended, *self._start_imports()]
 
     def _each_writer(self, slot: Slot, event: Event) -> list[Action]:
         """Apply a proof to every writer that is not quiet yet."""

@@ -176,6 +176,9 @@ class Scheduler:
         live = self.live.get(message.att)
         if live is None:
             return []  # ours ended first, with its CLOSE or never_sent
+        if message.reason == Outcome.STAGE_ERROR and live.closed and live.replied is None:
+            live.failed = message.detail
+            return []  # every op is out, and the reply of the one that failed says why
         outcome = OWNER_REASONS.get(message.reason, Outcome.DECODE_ERROR)
         return self._end(now, live, outcome, message.detail or message.reason)
 
@@ -189,6 +192,7 @@ class Scheduler:
         if live.first is None:
             live.first, live.remote = now, dict(message.spans)
         live.phase, live.progress = Phase.DECODE, now
+        self._lane_moved(now, live)
         live.n_tokens += len(message.ids)
         stopped = message.finish == Outcome.STOP
         actions: list[Action] = [Grew(live.request.uid, message.ids, stopped)]
@@ -214,6 +218,8 @@ class Scheduler:
         live.progress = now
         if message.skip:
             return actions + self._end(now, live, Outcome.STAGE_ERROR, message.skip)
+        if message.last and live.failed:
+            return actions + self._end(now, live, Outcome.STAGE_ERROR, live.failed)
         if message.last:
             live.replied = now
             if live.phase is Phase.PREFILL:
@@ -295,6 +301,14 @@ class Scheduler:
 
     # ---- inside ------------------------------------------------------------------------------
 
+    def _lane_moved(self, now: float, live: Live) -> None:
+        """``live`` has a token, or is over. Who was prefilled meanwhile waits for its lane, which
+        may take a whole answer; their own budget begins with the lane."""
+        if self.topology.prefetch_next and live.phase in (Phase.IMPORT, Phase.DECODE):
+            for other in self.live.values():
+                if other.att > live.att and other.phase is Phase.IMPORT:
+                    other.progress = now
+
     def _over(self, now: float, live: Live) -> tuple[Outcome, str] | None:
         if now >= live.request.deadline:
             return Outcome.DEADLINE, f"in {live.phase} when its time was over"
@@ -339,6 +353,7 @@ class Scheduler:
         """The one way out. The ring is told in band (CLOSE), the owner by RELEASE, the client at
         once; whether the slot is free yet is the owner's business."""
         del self.live[live.att]
+        self._lane_moved(now, live)
         actions: list[Action] = [Finished(live, outcome, detail)]
         if live.use is not None and live.sent and not live.closed:
             actions.append(self._close(live, live.use))

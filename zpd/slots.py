@@ -41,7 +41,7 @@ class Slot:
     writers: dict[str, Writer]
     tail: str
     holder: Waiting | None = None  # of the newest use; kept when the slot is free again
-    granted_at: float = 0.0
+    turn: int = 0  # how many grants of the owner came before this one
     landed: dict[str, int] = field(default_factory=dict)  # writer -> KV [0, here) is in the slot
     hidden: bool = False  # the tail's last hidden state is here
     lane: int = -1  # where it is being, or was, imported
@@ -85,8 +85,8 @@ class Slot:
     def use(self, owner: int) -> Use:
         return Use(owner, self.reservation.slot, self.reservation.epoch, SEGMENT)
 
-    def grant(self, now: float, waiting: Waiting) -> list[Step]:
-        self.holder, self.granted_at = waiting, now
+    def grant(self, turn: int, waiting: Waiting) -> list[Step]:
+        self.holder, self.turn = waiting, turn
         self.landed = dict.fromkeys(self.writers, 0)
         self.hidden, self.lane, self.imported = False, -1, False
         return self.reservation.grant(self.writers)

@@ -13,6 +13,8 @@ from math import ceil
 from types import MappingProxyType
 from typing import Any
 
+from zpd import prefetch
+
 ROLES = ("coordinator", "prefill", "decode")
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -74,11 +76,18 @@ class Topology:
     prefill_bytes: int = 64 * 2**20  # payload bytes outstanding
     lanes: int = 1
     source_slots: int = 1
+    routing: str = prefetch.REMOTE  # where a prompt is prefilled: by the ring, and only there
+    prefetch_next: bool = False  # the ring prefills the next request while the lane decodes one
     max_queue: int = 256  # requests that wait
     run_dir: str = "runs"
     log_level: str = "info"
     expose: bool = False  # nodes may bind where other machines can connect; links are plain text
     timeouts: Timeouts = field(default_factory=Timeouts)
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError where ``prefetch_next`` cannot work."""
+        if self.prefetch_next:
+            prefetch.check(self.lanes, self.routing, len(self.stages))
 
     @property
     def coordinator(self) -> Node:
@@ -125,7 +134,7 @@ class Topology:
 
     def claims(self) -> dict[str, str]:
         """What nodes that each read a file of their own must agree on, by the name of the key: it
-        decides bits, or the sizes of memory and queues. HELLO compares these."""
+        decides bits, sizes of memory and queues, or the order of grants. HELLO compares these."""
         ring = self.stages
         return {
             "layers": " ".join(["0", *(str(s.layers[1]) for s in ring)]),  # where each stage ends
@@ -135,6 +144,7 @@ class Topology:
             "bytes": str(self.prefill_bytes),
             "lanes": str(self.lanes),
             "source_slots": str(self.source_slots),
+            "prefetch_next": str(self.prefetch_next).lower(),
             "name": self.name,
             "topology": self.fingerprint(),  # last, as what it says best is said by a key above
         }

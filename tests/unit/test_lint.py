@@ -19,6 +19,7 @@ from tests.unit.test_check import LLAMA
 from tools import launch
 from tools.cli import main as zpd
 from zpd import node as zpd_node
+from zpd import prefetch
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -111,6 +112,20 @@ CASES: dict[str, Wrong] = {
     ),
     "slots that never fill": Wrong(
         "lanes = 1", "lanes = 1\nsource_slots = 5", ("source_slots = 5", "at most 2 x ([decode]")
+    ),
+    "prefetch with two lanes": Wrong(
+        "lanes = 1", "lanes = 2\nprefetch_next = true",
+        ("[decode] lanes = 2", "must be 1 with [decode] prefetch_next"),
+    ),
+    "prefetch with a local route": Wrong(
+        "lanes = 1", 'lanes = 1\nprefetch_next = true\nrouting = "cost"',
+        ("[decode] routing", "cost", 'must be "remote" with [decode] prefetch_next'),
+    ),
+    "a route that is not there": Wrong(
+        "lanes = 1", 'lanes = 1\nrouting = "local"', ("[decode] routing", "is not supported"),
+    ),
+    "prefetch that is neither on nor off": Wrong(
+        "lanes = 1", "lanes = 1\nprefetch_next = 1", ("[decode] prefetch_next = 1", "true or fal"),
     ),
     "suspicion under heartbeats": Wrong(
         "[prefill]", "[timeouts]\nsuspect = 1\n[prefill]", ("suspect = 1.0", "3 x", "heartbeat")
@@ -241,6 +256,52 @@ def test_a_wrong_file_is_refused_by_every_entry_before_a_model_loads(
     assert out == ""
     assert nothing_starts == []
     assert ("torch" in sys.modules) == torch
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "parts"),
+    [
+        ("lanes = 1", "lanes = 2", ("[decode] lanes = 2", "must be 1 with --pd-prefetch-next")),
+        (
+            "lanes = 1",
+            'lanes = 1\nrouting = "cost"',
+            ("[decode] routing", 'must be "remote" with --pd-prefetch-next'),
+        ),
+        ('role = "prefill"', 'role = "decode"', ("--pd-prefetch-next = true", "role prefill")),
+    ],
+    ids=["lanes", "routing", "ring"],
+)
+@pytest.mark.parametrize("by", ["flag", "key"])
+def test_what_cannot_prefetch_is_refused_by_every_entry(
+    by: str, old: str, new: str, parts: tuple[str, ...], tmp_path: Path,
+    nothing_starts: list[str], capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """R1, R3, R4, R5, R6: exit code 2, the setting named, before any model loads."""
+    file = write(tmp_path, Wrong("", "", ()))
+    text = file.read_text().replace(old, new)
+    flags = [prefetch.FLAG] if by == "flag" else []
+    if by == "key":
+        text = text.replace("[decode]", "[decode]\nprefetch_next = true")
+        parts = tuple(p.replace(prefetch.FLAG, prefetch.KEY) for p in parts)
+    file.write_text(text)
+    codes = [
+        zpd(["up", str(file), *flags]),
+        zpd(["ask", "--config", str(file), "--up", *flags, "hello"]),
+        *(zpd_node.main(["--config", str(file), "--name", n, *flags]) for n in ("c", "a", "d")),
+    ]
+    err = capsys.readouterr().err
+    assert codes == [2] * 5
+    said = [line for line in err.splitlines() if all(p in line for p in parts)]
+    assert len(said) == 5 and all(str(file) in line for line in said), err
+    assert nothing_starts == [] and "Traceback" not in err
+
+
+def test_the_flag_is_of_no_use_to_a_topology_that_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path, Wrong("", "", ()))
+    assert zpd(["ask", "--config", str(file), prefetch.FLAG, "hello"]) == 2
+    assert "--pd-prefetch-next: only with --up" in capsys.readouterr().err
 
 
 def test_there_are_enough_of_them() -> None:

@@ -262,6 +262,30 @@ def test_the_owners_end_is_answered_by_close() -> None:
     assert w.outcomes == [("u", Outcome.STAGE_LOST)]
 
 
+def test_a_stages_own_words_win_over_its_early_end_mark() -> None:
+    """R21: END is at the owner, and its word here, before the reply that says what went wrong."""
+    w = World()
+    w.ask("u", 8)
+    first, second, _ = w.grant(1)
+    assert w.do(w.s.ended(0, Ended(att(1), "stage_error", "p1: ended early"))) == []
+    assert w.outcomes == []
+    w.reply(first)
+    w.reply(second, "p0: RuntimeError: out of memory")
+    (end,) = w.finished
+    assert (end.outcome, end.detail) == (Outcome.STAGE_ERROR, "p0: RuntimeError: out of memory")
+
+
+def test_an_early_end_mark_that_no_reply_explains_ends_it_with_the_last_reply() -> None:
+    w = World()
+    w.ask("u", 8)
+    first, second, _ = w.grant(1)
+    w.do(w.s.ended(0, Ended(att(1), "stage_error", "p1: KV of another length")))
+    w.reply(first)
+    w.reply(second)
+    (end,) = w.finished
+    assert (end.outcome, end.detail) == (Outcome.STAGE_ERROR, "p1: KV of another length")
+
+
 def test_the_owners_end_before_any_op_is_answered_by_never_sent() -> None:
     w = World()
     w.ask("u")
@@ -400,6 +424,66 @@ def test_every_wait_ends_by_name(until: str, after: float, outcome: Outcome) -> 
     assert w.outcomes == [("u", outcome)] and not w.s.live
 
 
+def prefetched(topology: Topology = TOPOLOGY) -> World:
+    """Request a decodes; b is prefilled and waits for the lane, in IMPORT."""
+    w = World(dataclasses.replace(topology, prefetch_next=True))
+    for n, uid in ((1, "a"), (2, "b")):
+        w.ask(uid, 4, max_tokens=20)
+        for message in w.grant(n):
+            if isinstance(message, Prefill):
+                w.reply(message)
+        if n == 1:
+            w.token(1, 0)
+    assert [x.phase for x in w.s.live.values()] == [Phase.DECODE, Phase.IMPORT]
+    return w
+
+
+def test_a_prefetched_request_waits_for_the_lane_as_long_as_its_elder_makes_tokens() -> None:
+    """The budget of a step is not one of a whole answer."""
+    w = prefetched()
+    step = TOPOLOGY.timeouts.step
+    for index in range(1, 4):
+        w.now += 0.9 * step
+        w.do(w.s.tick(w.now))
+        w.token(1, index)
+    w.now += 0.9 * step
+    w.token(1, 4, "length")
+    w.now += 0.9 * step
+    w.do(w.s.tick(w.now))
+    assert w.outcomes == [("a", Outcome.LENGTH)]
+    w.now += 0.2 * step
+    w.do(w.s.tick(w.now))
+    assert w.outcomes[1:] == [("b", Outcome.STEP_TIMEOUT)]
+
+
+@pytest.mark.parametrize("how", ["cancelled", "stalled"])
+def test_the_budget_of_a_prefetched_request_begins_when_its_elder_ends(how: str) -> None:
+    w = prefetched()
+    step = TOPOLOGY.timeouts.step
+    w.now = 0.5 * step
+    if how == "stalled":
+        w.now = 1.01 * step
+        w.do(w.s.tick(w.now))
+    else:
+        w.do(w.s.cancel(w.now, "a", Outcome.CANCELLED))
+    assert [uid for uid, _ in w.outcomes] == ["a"]
+    w.now += 0.9 * step
+    w.do(w.s.tick(w.now))
+    assert [uid for uid, _ in w.outcomes] == ["a"]
+    w.now += 0.2 * step
+    w.do(w.s.tick(w.now))
+    assert w.outcomes[1:] == [("b", Outcome.STEP_TIMEOUT)]
+
+
+def test_a_younger_request_does_not_lengthen_an_elders_wait() -> None:
+    w = prefetched(dataclasses.replace(TOPOLOGY, source_slots=2))
+    w.now = 0.9 * TOPOLOGY.timeouts.step
+    w.do(w.s.cancel(w.now, "b", Outcome.CANCELLED))
+    w.now += 0.2 * TOPOLOGY.timeouts.step
+    w.do(w.s.tick(w.now))
+    assert w.outcomes == [("b", Outcome.CANCELLED), ("a", Outcome.STEP_TIMEOUT)]
+
+
 def test_the_requests_own_deadline() -> None:
     w = World()
     w.ask("u", 4)
@@ -447,6 +531,18 @@ def test_spans_do_not_overlap_and_sum_to_the_time_to_first_token() -> None:
         "import": 0.25, "first_token": 0.5, "decode": 1.0,
     }  # fmt: skip
     assert live.ttft == 4.5
+
+
+def test_a_prefetched_requests_wait_for_its_lane_has_a_name() -> None:
+    w = prefetched()
+    w.now = 7.0
+    w.token(1, 1, "length")
+    w.now = 9.0
+    spans = {"kv": 1.0, "lane": 7.5, "import_end": 8.0, "sampled": 8.5}
+    w.do(w.s.token(w.now, Token(att(2), 0, (7,), "length", spans)))
+    found = w.finished[-1].live.spans(w.now)
+    assert (found["transfer"], found["lane"], found["import"]) == (1.0, 6.5, 0.5)
+    assert sum(found.values()) == 9.0
 
 
 def test_spans_survive_a_clock_that_claims_too_much() -> None:
