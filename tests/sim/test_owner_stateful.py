@@ -1,0 +1,235 @@
+"""The owner under any order of events: pools of slots and lanes, and every old frame once more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
+
+from zpd.ids import NO_TERM, Attempt, Ring, Term, Use
+from zpd.owner import Drain, Ended, Granted, Owner, StartImport, StopLane
+from zpd.reservation import Step
+from zpd.slots import Writer
+
+ME = 900
+WRITERS = (Writer("a", 0, 2), Writer("b", 2, 4))
+NAMES = ("a", "b")
+LAYERS = {"a": (0, 2), "b": (2, 4)}
+N_PROMPT = 2
+
+
+class Owned(RuleBasedStateMachine):
+    """``memory`` is what a decode node would hold: which use wrote each (slot, writer, chunk)."""
+
+    uses = Bundle("uses")  # every use that was ever granted, with its term: any frame may come late
+
+    @initialize(slots=st.integers(1, 3), lanes=st.integers(1, 3), prefetch=st.booleans())
+    def begin(self, slots: int, lanes: int, prefetch: bool) -> None:
+        self.owner = Owner(ME, slots, lanes, WRITERS, prefetch)
+        self.coordinator, self.n = 100, 0
+        self.term = NO_TERM
+        self.lives = {"a": 11, "b": 21}
+        self.memory: dict[tuple[int, str, int], Use] = {}
+        self.imports: dict[int, StartImport] = {}  # slot -> what is being copied
+        self.decoding: dict[int, Attempt] = {}  # lane -> whose
+        self.queue: list[Attempt] = []
+        self.live: set[Attempt] = set()
+        self.drains: list[tuple[int, int]] = []
+        self.granted: list[tuple[Use, Term]] = []
+        self.terms: dict[Attempt, Term] = {}
+        for name in NAMES:
+            self.do(self.owner.writer_up(0.0, name, self.lives[name]))
+        self.reopen()
+
+    def do(self, actions: list[Any]) -> None:
+        for action in actions:
+            if isinstance(action, Granted):
+                assert self.queue.pop(0) == action.att, "R13: FIFO"
+                self.granted.append((action.use, self.terms[action.att]))
+            elif isinstance(action, Ended):
+                assert action.att in self.live, "one end for each attempt"
+                self.live.discard(action.att)
+                self.queue = [a for a in self.queue if a != action.att]
+            elif isinstance(action, StartImport):
+                assert action.att in self.live and action.lane not in self.decoding
+                assert action.use.slot not in self.imports
+                self.imports[action.use.slot] = action
+            elif isinstance(action, StopLane):
+                self.decoding.pop(action.lane, None)
+            elif isinstance(action, Drain):
+                self.drains.append((action.slot, action.epoch))
+            else:
+                assert isinstance(action, Step)
+
+    def new(self) -> Any:
+        found, self.granted = self.granted, []
+        return multiple(*found)
+
+    def reopen(self) -> None:
+        """The coordinator opens a newer term, and every KV link stands open for it."""
+        self.term = Term(self.coordinator, self.term.n + 1)
+        for name in NAMES:
+            self.do(self.owner.opened(0.0, self.term, name))
+
+    # ---- the coordinator -------------------------------------------------------------------
+
+    @rule(target=uses)
+    def reserve(self) -> Any:
+        self.n += 1
+        att = Attempt(self.coordinator, self.n)
+        self.live.add(att)
+        self.queue.append(att)
+        self.terms[att] = self.term
+        ring = Ring(self.term, tuple(self.lives[w] for w in NAMES))
+        self.do(self.owner.reserve(0.0, att, ring, N_PROMPT))
+        return self.new()
+
+    @rule(target=uses, data=st.data(), never_sent=st.booleans())
+    def release(self, data: st.DataObject, never_sent: bool) -> Any:
+        """Any attempt that ever was, so also twice, and one that is over. Nothing is written any
+        more for one that was never sent."""
+        att = Attempt(self.coordinator, data.draw(st.integers(1, self.n + 1)))
+        self.live.discard(att)
+        self.queue = [a for a in self.queue if a != att]
+        written = any(s.att == att and any(s.landed.values()) for s in self.owner.slots)
+        self.do(self.owner.release(0.0, att, "cancelled", never_sent and not written))
+        assert self.owner.release(0.0, att, "cancelled", False) == []
+        return self.new()
+
+    @rule(target=uses)
+    def coordinator_restarts(self) -> Any:
+        before, self.coordinator = self.coordinator, self.coordinator + 1
+        self.live.clear()
+        self.queue.clear()
+        self.n = 0
+        self.do(self.owner.coordinator_gone(0.0, before))
+        self.reopen()
+        return self.new()
+
+    # ---- the stages ------------------------------------------------------------------------
+
+    @rule(target=uses, use=uses, writer=st.sampled_from(NAMES), start=st.integers(0, N_PROMPT - 1))
+    def kv(self, use: tuple[Use, Term], writer: str, start: int) -> Any:
+        """A frame of any use that ever was."""
+        key, term = use
+        hidden = writer == "b" and start + 1 == N_PROMPT
+        why = self.owner.refuse_kv(key, term, writer, LAYERS[writer], start, start + 1, hidden)
+        current = self.owner.slots[key.slot]
+        if current.use(ME) != key or current.free:
+            assert why, "the KV of an old use may not land"
+        if not why:
+            assert key.slot not in self.imports, "nothing lands under an import"
+            self.memory[key.slot, writer, start] = key
+            self.do(self.owner.landed(0.0, key, writer, start + 1, hidden))
+        return self.new()
+
+    @rule(target=uses, use=uses, writer=st.sampled_from(NAMES))
+    def end(self, use: tuple[Use, Term], writer: str) -> Any:
+        actions, why = self.owner.end(0.0, use[0], use[1], writer)
+        assert not (why and actions)
+        self.do(actions)
+        return self.new()
+
+    @rule(target=uses, writer=st.sampled_from(NAMES), suspect=st.booleans())
+    def writer_lost(self, writer: str, suspect: bool) -> Any:
+        self.do(self.owner.writer_lost(0.0, writer, "silent", suspect=suspect))
+        return self.new()
+
+    @rule(target=uses, writer=st.sampled_from(NAMES), restarted=st.booleans())
+    def writer_up(self, writer: str, restarted: bool) -> Any:
+        self.lives[writer] += restarted
+        self.do(self.owner.writer_up(0.0, writer, self.lives[writer]))
+        return self.new()
+
+    @rule(target=uses)
+    def a_new_term(self) -> Any:
+        self.reopen()
+        return self.new()
+
+    # ---- the decode node itself ------------------------------------------------------------
+
+    @precondition(lambda self: self.imports)
+    @rule(target=uses, data=st.data(), error=st.sampled_from(("", "no memory")))
+    def import_ends(self, data: st.DataObject, error: str) -> Any:
+        start = self.imports.pop(data.draw(st.sampled_from(sorted(self.imports))))
+        for writer in NAMES:
+            for chunk in range(N_PROMPT):
+                assert self.memory[start.use.slot, writer, chunk] == start.use, "R10: stale KV"
+        lives = start.att in self.live
+        self.do(self.owner.import_ended(0.0, start.use.slot, error))
+        if lives and not error:
+            self.decoding[start.lane] = start.att
+        return self.new()
+
+    @precondition(lambda self: self.decoding)
+    @rule(target=uses, data=st.data())
+    def lane_ends(self, data: st.DataObject) -> Any:
+        lane = data.draw(st.sampled_from(sorted(self.decoding)))
+        self.live.discard(self.decoding.pop(lane))
+        self.do(self.owner.lane_done(0.0, lane))
+        return self.new()
+
+    @precondition(lambda self: self.drains)
+    @rule(target=uses, data=st.data())
+    def drain_expires(self, data: st.DataObject) -> Any:
+        drain = self.drains.pop(data.draw(st.integers(0, len(self.drains) - 1)))
+        self.do(self.owner.drain_expired(0.0, *drain))
+        return self.new()
+
+    # ---- always ----------------------------------------------------------------------------
+
+    @invariant()
+    def no_lane_has_two(self) -> None:
+        """Each lane is free, or of the attempt that is imported into it or decodes in it."""
+        used = {x.lane: x.att for x in self.imports.values()} | self.decoding
+        assert dict(enumerate(self.owner.lanes)) == {
+            i: used.get(i) for i in range(len(self.owner.lanes))
+        }
+
+    @invariant()
+    def the_grant_rule(self) -> None:
+        """Grants not yet imported never outnumber the lanes they can have."""
+        pending = sum(s.pending for s in self.owner.slots)
+        assert pending <= len(self.owner.lanes) + self.owner.prefetch_next
+
+    @invariant()
+    def a_held_slot_has_a_live_attempt(self) -> None:
+        held = [s.att for s in self.owner.slots if s.held]
+        assert len(set(held)) == len(held) and set(held) <= self.live
+
+    def teardown(self) -> None:
+        """Whatever happened: everybody dies, and the owner comes to rest by itself (R18)."""
+        if not hasattr(self, "owner"):
+            return
+        for writer in NAMES:
+            self.do(self.owner.writer_lost(0.0, writer, "dead"))
+        self.live.clear()
+        self.queue.clear()
+        self.do(self.owner.coordinator_gone(0.0, self.coordinator))
+        for slot in list(self.imports):
+            del self.imports[slot]
+            self.do(self.owner.import_ended(0.0, slot, ""))
+        for slot, epoch in self.drains:
+            self.do(self.owner.drain_expired(0.0, slot, epoch))
+        assert self.owner.idle, self.owner.phases()
+
+
+TestOwned = Owned.TestCase
+TestOwned.settings = settings(
+    max_examples=120,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)

@@ -1,0 +1,158 @@
+"""The table of scenarios: what may happen in each, and how many states that gives.
+
+The counts are exact. One that changes says that the machines, or the model of the network, behave
+otherwise than before: look at why, then write the new number here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tools.explore.shape import (
+    CH,
+    COORDINATOR,
+    CT,
+    DECODE,
+    HD,
+    HEAD,
+    HT,
+    NAMES,
+    PAIRS,
+    TAIL,
+    TD,
+    Bounds,
+)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """``states``: how many there are; 0 where nobody has counted yet."""
+
+    name: str
+    bounds: Bounds
+    deep: bool = False
+
+    @property
+    def states(self) -> int:
+        return COUNTS.get(self.name, 0)
+
+
+def _both(name: str, bounds: Bounds, *, deep: str = "") -> list[Scenario]:
+    """Over both transports; only with ``--deep`` over those that ``deep`` names."""
+    return [
+        Scenario(f"{name}, message", replace(bounds, shm=False), "message" in deep),
+        Scenario(f"{name}, shm", replace(bounds, shm=True), "shm" in deep),
+    ]
+
+
+BOTH = "message shm"
+
+
+def _faults(base: Bounds, prefix: str = "") -> list[Scenario]:
+    """Each fault once."""
+    found: list[Scenario] = []
+
+    def add(name: str, bounds: Bounds, deep: str = "") -> None:
+        found.extend(_both(prefix + name, bounds, deep=BOTH if prefix else deep))
+
+    for node in range(4):
+        # Orphans only: all leads to a free slot, and the table stays quick.
+        fences = "orphans" if node == TAIL and not prefix else "any"
+        deep = "message" if node == TAIL else ""
+        add(f"crash of {NAMES[node]}", replace(base, crashes=(node,), fences=fences), deep)
+    for who, whom in (
+        (DECODE, HEAD), (DECODE, TAIL), (DECODE, COORDINATOR),
+        (COORDINATOR, HEAD), (COORDINATOR, TAIL), (COORDINATOR, DECODE),
+    ):  # fmt: skip
+        name = f"{NAMES[who]} suspects {NAMES[whom]}"
+        add(name, replace(base, suspicions=((who, whom),)), BOTH if whom == TAIL else "")
+    for who, whom in ((DECODE, HEAD), (COORDINATOR, TAIL)):
+        name = f"{NAMES[who]} takes {NAMES[whom]} for stalled"
+        add(name, replace(base, stalls=((who, whom),)), "message" if whom == HEAD else "")
+    add("head greets again", replace(base, hellos=(HEAD,)))
+    links = replace(base, fences="any" if prefix else "orphans")
+    for pair in (CH, HT, CT, HD, TD):
+        a, b = PAIRS[pair].ends
+        name = f"broken link of {NAMES[a]} and {NAMES[b]}"
+        add(name, replace(links, breaks=(pair,)), {TD: BOTH, HD: "message"}.get(pair, ""))
+    return found
+
+
+TWO = Bounds(shm=False)  # requests, of one chunk each
+ONE = Bounds(shm=False, chunks=(1,))
+SCENARIOS: tuple[Scenario, ...] = (
+    *_both("two requests", TWO),
+    *_both("two requests, a cancel", replace(TWO, cancels=1)),
+    *_both("the same, hinted", replace(TWO, cancels=1, hints=True), deep="shm"),
+    *_both("two requests, two cancels", replace(TWO, cancels=2), deep=BOTH),
+    *_both("two chunks, a cancel", replace(TWO, chunks=(2, 1), cancels=1), deep=BOTH),
+    *_both("window of one op", replace(TWO, chunks=(2, 1), cancels=1, depth=1), deep="shm"),
+    *_both("no prefetch", replace(TWO, cancels=1, prefetch=False), deep="shm"),
+    *_both("two slots, two lanes", replace(TWO, slots=2, lanes=2)),
+    *_both("an import fails", replace(TWO, cancels=1, failed_imports=1), deep="message"),
+    *_both("hasty terms", replace(ONE, faults=1, breaks=(HT,), hasty=True)),
+    # A retry: the second request comes when the first is over, after the fault.
+    *_faults(replace(TWO, faults=1, retry=True)),
+    # The same with the requests at any time.
+    *_faults(replace(TWO, faults=1), "deep: "),
+    *_both(
+        "deep: crash of head, a cancel",
+        replace(ONE, cancels=1, faults=1, crashes=(HEAD,)),
+        deep=BOTH,
+    ),
+    *_both(
+        "deep: hasty crash of head", replace(ONE, faults=1, crashes=(HEAD,), hasty=True), deep=BOTH
+    ),
+    *_both("deep: two slots, a cancel", replace(TWO, slots=2, lanes=2, cancels=1), deep=BOTH),
+    *_both("deep: three requests, a cancel", replace(TWO, chunks=(1, 1, 1), cancels=1), deep=BOTH),
+    *_both(
+        "deep: two faults",
+        replace(ONE, faults=2, crashes=(HEAD,), suspicions=((DECODE, HEAD),), breaks=(HT,)),
+        deep=BOTH,
+    ),
+)
+COUNTS: dict[str, int] = {
+    "two requests, message": 1_082,
+    "two requests, shm": 2_380,
+    "two requests, a cancel, message": 7_419,
+    "two requests, a cancel, shm": 19_994,
+    "the same, hinted, shm": 54_809,
+    "window of one op, shm": 37_564,
+    "no prefetch, message": 4_454,
+    "two slots, two lanes, message": 3_447,
+    "two slots, two lanes, shm": 21_894,
+    "an import fails, shm": 30_676,
+    "hasty terms, message": 8_391,
+    "hasty terms, shm": 14_153,
+    "crash of coordinator, message": 6_340,
+    "crash of coordinator, shm": 10_641,
+    "crash of head, message": 30_830,
+    "crash of head, shm": 48_923,
+    "crash of tail, shm": 63_166,
+    "crash of decode, message": 8_216,
+    "crash of decode, shm": 14_908,
+    "decode suspects head, message": 19_403,
+    "decode suspects head, shm": 32_466,
+    "decode suspects coordinator, message": 3_753,
+    "decode suspects coordinator, shm": 6_070,
+    "coordinator suspects head, message": 3_969,
+    "coordinator suspects head, shm": 6_697,
+    "coordinator suspects decode, message": 3_279,
+    "coordinator suspects decode, shm": 5_602,
+    "decode takes head for stalled, message": 10_727,
+    "decode takes head for stalled, shm": 16_711,
+    "coordinator takes tail for stalled, message": 3_969,
+    "coordinator takes tail for stalled, shm": 6_697,
+    "head greets again, message": 586,
+    "head greets again, shm": 1_126,
+    "broken link of coordinator and head, message": 3_468,
+    "broken link of coordinator and head, shm": 4_825,
+    "broken link of head and tail, message": 6_597,
+    "broken link of head and tail, shm": 9_686,
+    "broken link of coordinator and tail, message": 5_643,
+    "broken link of coordinator and tail, shm": 8_233,
+    "broken link of head and decode, message": 26_902,
+    "broken link of head and decode, shm": 46_254,
+    "the same, hinted, message": 19_888,
+    "window of one op, message": 11_289,
+}
