@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -35,7 +36,7 @@ class Owned(RuleBasedStateMachine):
 
     @initialize(slots=st.integers(1, 3), lanes=st.integers(1, 3), prefetch=st.booleans())
     def begin(self, slots: int, lanes: int, prefetch: bool) -> None:
-        self.owner = Owner(ME, slots, lanes, WRITERS, prefetch)
+        self.owner = Owner(ME, slots, lanes, WRITERS, prefetch and lanes == 1)
         self.coordinator, self.n = 100, 0
         self.term = NO_TERM
         self.lives = {"a": 11, "b": 21}
@@ -47,6 +48,8 @@ class Owned(RuleBasedStateMachine):
         self.drains: list[tuple[int, int]] = []
         self.granted: list[tuple[Use, Term]] = []
         self.terms: dict[Attempt, Term] = {}
+        self.rings: dict[Use, Ring] = {}
+        self.proven: dict[Use, set[str]] = {}  # use -> the writers that are proven quiet
         for name in NAMES:
             self.do(self.owner.writer_up(0.0, name, self.lives[name]))
         self.reopen()
@@ -56,6 +59,8 @@ class Owned(RuleBasedStateMachine):
             if isinstance(action, Granted):
                 assert self.queue.pop(0) == action.att, "R13: FIFO"
                 self.granted.append((action.use, self.terms[action.att]))
+                self.rings[action.use] = self.ring()
+                self.proven[action.use] = set()
             elif isinstance(action, Ended):
                 assert action.att in self.live, "one end for each attempt"
                 self.live.discard(action.att)
@@ -71,6 +76,14 @@ class Owned(RuleBasedStateMachine):
             else:
                 assert isinstance(action, Step)
 
+    def ring(self) -> Ring:
+        return Ring(self.term, tuple(self.lives[w] for w in NAMES))
+
+    def prove(self, writer: str, fits: Callable[[Use], bool]) -> None:
+        for use, writers in self.proven.items():
+            if fits(use):
+                writers.add(writer)
+
     def new(self) -> Any:
         found, self.granted = self.granted, []
         return multiple(*found)
@@ -79,6 +92,7 @@ class Owned(RuleBasedStateMachine):
         """The coordinator opens a newer term, and every KV link stands open for it."""
         self.term = Term(self.coordinator, self.term.n + 1)
         for name in NAMES:
+            self.prove(name, lambda use: self.rings[use].term < self.term)
             self.do(self.owner.opened(0.0, self.term, name))
 
     # ---- the coordinator -------------------------------------------------------------------
@@ -90,8 +104,7 @@ class Owned(RuleBasedStateMachine):
         self.live.add(att)
         self.queue.append(att)
         self.terms[att] = self.term
-        ring = Ring(self.term, tuple(self.lives[w] for w in NAMES))
-        self.do(self.owner.reserve(0.0, att, ring, N_PROMPT))
+        self.do(self.owner.reserve(0.0, att, self.ring(), N_PROMPT))
         return self.new()
 
     @rule(target=uses, data=st.data(), never_sent=st.booleans())
@@ -101,9 +114,14 @@ class Owned(RuleBasedStateMachine):
         att = Attempt(self.coordinator, data.draw(st.integers(1, self.n + 1)))
         self.live.discard(att)
         self.queue = [a for a in self.queue if a != att]
-        written = any(s.att == att and any(s.landed.values()) for s in self.owner.slots)
-        self.do(self.owner.release(0.0, att, "cancelled", never_sent and not written))
-        assert self.owner.release(0.0, att, "cancelled", False) == []
+        slot = next((s for s in self.owner.slots if s.att == att), None)
+        if slot is not None and never_sent:
+            never_sent = not any(slot.landed.values())
+            for writer in NAMES if never_sent else ():
+                self.prove(writer, lambda use: use == slot.use(ME))
+        self.do(self.owner.release(0.0, att, "cancelled", never_sent))
+        again = self.owner.release(0.0, att, "cancelled", False)
+        assert all(isinstance(a, StopLane) for a in again), "the first reason wins"
         return self.new()
 
     @rule(target=uses)
@@ -121,20 +139,36 @@ class Owned(RuleBasedStateMachine):
     @rule(target=uses, use=uses, writer=st.sampled_from(NAMES), start=st.integers(0, N_PROMPT - 1))
     def kv(self, use: tuple[Use, Term], writer: str, start: int) -> Any:
         """A frame of any use that ever was."""
-        key, term = use
+        self.land(*use, writer, start)
+        return self.new()
+
+    def land(self, use: Use, term: Term, writer: str, start: int) -> None:
         hidden = writer == "b" and start + 1 == N_PROMPT
-        why = self.owner.refuse_kv(key, term, writer, LAYERS[writer], start, start + 1, hidden)
-        current = self.owner.slots[key.slot]
-        if current.use(ME) != key or current.free:
+        why = self.owner.refuse_kv(use, term, writer, LAYERS[writer], start, start + 1, hidden)
+        current = self.owner.slots[use.slot]
+        if current.use(ME) != use or current.free:
             assert why, "the KV of an old use may not land"
         if not why:
-            assert key.slot not in self.imports, "nothing lands under an import"
-            self.memory[key.slot, writer, start] = key
-            self.do(self.owner.landed(0.0, key, writer, start + 1, hidden))
+            assert use.slot not in self.imports, "nothing lands under an import"
+            self.memory[use.slot, writer, start] = use
+            self.do(self.owner.landed(0.0, use, writer, start + 1, hidden))
+
+    @rule(target=uses, data=st.data(), writers=st.sampled_from((("a",), ("b",), NAMES)))
+    def write(self, data: st.DataObject, writers: tuple[str, ...]) -> Any:
+        """All KV of a held slot that these have not written yet."""
+        held = [s for s in self.owner.slots if s.held and s.lane < 0]
+        if not held:
+            return multiple()
+        slot = held[data.draw(st.integers(0, len(held) - 1))]
+        use, term = slot.use(ME), slot.term
+        for writer in writers:
+            for start in range(slot.landed[writer], N_PROMPT):
+                self.land(use, term, writer, start)
         return self.new()
 
     @rule(target=uses, use=uses, writer=st.sampled_from(NAMES))
     def end(self, use: tuple[Use, Term], writer: str) -> Any:
+        self.prove(writer, lambda u: u == use[0])
         actions, why = self.owner.end(0.0, use[0], use[1], writer)
         assert not (why and actions)
         self.do(actions)
@@ -147,7 +181,9 @@ class Owned(RuleBasedStateMachine):
 
     @rule(target=uses, writer=st.sampled_from(NAMES), restarted=st.booleans())
     def writer_up(self, writer: str, restarted: bool) -> Any:
-        self.lives[writer] += restarted
+        if restarted:
+            self.prove(writer, lambda use: True)
+            self.lives[writer] += 1
         self.do(self.owner.writer_up(0.0, writer, self.lives[writer]))
         return self.new()
 
@@ -183,6 +219,10 @@ class Owned(RuleBasedStateMachine):
     @rule(target=uses, data=st.data())
     def drain_expires(self, data: st.DataObject) -> Any:
         drain = self.drains.pop(data.draw(st.integers(0, len(self.drains) - 1)))
+        slot = self.owner.slots[drain[0]]
+        if slot.reservation.epoch == drain[1] and drain[0] not in self.imports:
+            for writer in NAMES:
+                self.prove(writer, lambda use: use == slot.use(ME))
         self.do(self.owner.drain_expired(0.0, *drain))
         return self.new()
 
@@ -195,6 +235,17 @@ class Owned(RuleBasedStateMachine):
         assert dict(enumerate(self.owner.lanes)) == {
             i: used.get(i) for i in range(len(self.owner.lanes))
         }
+
+    @invariant()
+    def a_slot_is_used_again_only_after_a_proof_of_every_writer(self) -> None:
+        for use, writers in self.proven.items():
+            if self.owner.slots[use.slot].reservation.epoch > use.epoch:
+                assert writers == set(NAMES), f"{use}: {writers}"
+
+    @invariant()
+    def an_import_reads_its_own_use(self) -> None:
+        for slot, start in self.imports.items():
+            assert self.owner.slots[slot].use(ME) == start.use and not self.owner.slots[slot].free
 
     @invariant()
     def the_grant_rule(self) -> None:
@@ -226,7 +277,7 @@ class Owned(RuleBasedStateMachine):
 
 TestOwned = Owned.TestCase
 TestOwned.settings = settings(
-    max_examples=120,
+    max_examples=150,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,

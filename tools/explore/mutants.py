@@ -116,7 +116,7 @@ LENGTHS: dict[str, int] = {
     "one end mark closes all writers": 21,
     "writer opened at its first write": 19,
     "end mark before the writes landed": 20,
-    "end mark without epoch": 35,
+    "end mark without epoch": 37,
     "no epoch check on KV": 12,
     "no owner incarnation": 26,
     "a HELLO not newer than the granted one counts": 23,
