@@ -55,6 +55,7 @@ def test_cancel_at_each_moment(seed: int, moment: str, times: int) -> None:
         world.user.cancel(b)
     world.settle()
     assert (b.outcome, world.state) == (Outcome.CANCELLED, AFTER[moment])
+    assert world.owner.lanes != [None], "a decodes in it, or the copy still writes it"
     c = world.user.ask(C, max_tokens=N_C)
     world.finish((a, A, N_A), (c, C, N_C))
     assert (b.ids, len(b.done), b.after_done) == ([], 1, 0)
