@@ -122,15 +122,7 @@ class Owner:
 
         ``never_sent`` is the coordinator's word that no op of it was or will be sent."""
         self.queue = deque(w for w in self.queue if w.att != att)
-        actions: list[Action] = []
-        for slot in self.slots:
-            if slot.att != att:
-                continue
-            if slot.held:
-                actions += self._release(slot)
-            if never_sent:
-                actions += self._each_writer(slot, Event.NEVER_SENT)
-        actions += self._stop_lane(att)
+        actions = self._release_all(att, never_sent)
         return actions + self._start_imports() + self._grant(now)
 
     def coordinator_gone(self, now: float, before: int) -> list[Action]:
@@ -142,8 +134,9 @@ class Owner:
         live |= {a for a in self.lanes if a}
         actions: list[Action] = []
         for att in sorted(a for a in live if a.incarnation <= before):
-            actions += self.release(now, att, "coordinator_lost", never_sent=False)
-        return actions
+            actions += self._release_all(att, never_sent=False)
+        # only now: a lane that comes free above is not for the dead either
+        return actions + self._start_imports() + self._grant(now)
 
     # ---- the writers' events -------------------------------------------------------------
 
@@ -291,6 +284,18 @@ class Owner:
             actions.append(slot.reservation.process(Event.OPENED, IMPORT))
             actions.append(StartImport(slot.att, slot.use(self.incarnation), slot.lane))
         return actions
+
+    def _release_all(self, att: Attempt, never_sent: bool) -> list[Action]:
+        """Slot and lane of an attempt, without a look at who waits for them."""
+        actions: list[Action] = []
+        for slot in self.slots:
+            if slot.att != att:
+                continue
+            if slot.held:
+                actions += self._release(slot)
+            if never_sent:
+                actions += self._each_writer(slot, Event.NEVER_SENT)
+        return actions + self._stop_lane(att)
 
     def _release(self, slot: Slot) -> list[Action]:
         step = slot.reservation.process(Event.RELEASE)

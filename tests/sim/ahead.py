@@ -181,6 +181,13 @@ class Ahead(World):
         use = str(live.use) if live is not None else ""
         return [e for e in self.named("kv_landed") if e["use"] == use]
 
+    def kill_unheard(self, stage: str, answer: Answer) -> bool:
+        """Kill a stage; what it sent last is lost. True: the answer needs it still."""
+        needs = not self.slot.whole(stage) or self.phase(answer) is not Phase.IMPORT
+        self.network.survivors = lambda n: 0
+        self.kill(stage)
+        return needs
+
     # ---- afterwards --------------------------------------------------------------------------
 
     def let_go(self) -> None:

@@ -441,13 +441,15 @@ def test_the_current_decode_finishes_though_a_stage_is_gone(
     world = Ahead(seed)
     a = world.decoding()
     b = world.reach(moment)
-    world.kill(stage)
+    needs = world.kill_unheard(stage, b)
     world.let_go()
     world.run_until(lambda: a.done and b.done)
     right(a, A, N_A)
-    if moment == "ready":
+    assert needs or moment != "sent"
+    if not needs:
         right(b, B, N_B)
     else:
+        assert moment != "ready"
         assert b.outcome == Outcome.STAGE_LOST and stage in b.done[0].detail
     world.run_for(2 * world.topology.timeouts.suspect)
     late = world.user.ask(prompt(3, 9), max_tokens=3)

@@ -485,3 +485,11 @@ def test_prefetch_is_refused_where_it_cannot_work(lanes: int, stages: int, named
     writers = tuple(Writer(f"s{i}", i, i + 1) for i in range(stages))
     with pytest.raises(ConfigError, match=re.escape(named)):
         Owner(ME, 1, lanes, writers, prefetch_next=True)
+
+
+def test_a_dead_coordinators_lane_is_not_handed_to_another_of_its_requests() -> None:
+    """The decoding request is released first, and the one that waits for its lane is dead too."""
+    w, _ = prefetched()
+    actions = w.do(w.owner.coordinator_gone(0, C))
+    assert actions == [StopLane(att(1), 0)]
+    assert w.owner.idle
