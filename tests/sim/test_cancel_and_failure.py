@@ -9,8 +9,8 @@ from tests.sim.world import World, prompt, right, right_so_far, topology
 from zpd.messages import End, Grant, Kv, Prefill, Reply, Token
 
 # after so many steps of the run: from before RESERVE to the last token
-STEPS = [pytest.param(n, marks=() if n % 36 == 0 else pytest.mark.full) for n in range(0, 400, 6)]
-CUTS = [pytest.param(n, marks=() if n % 72 == 0 else pytest.mark.full) for n in range(0, 400, 12)]
+STEPS = [pytest.param(n, marks=() if n % 72 == 0 else pytest.mark.full) for n in range(0, 400, 6)]
+CUTS = [pytest.param(n, marks=() if n % 144 == 0 else pytest.mark.full) for n in range(0, 400, 12)]
 NODES = ("coordinator", "prefill-0", "prefill-1", "decode")
 
 
