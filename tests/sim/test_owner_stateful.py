@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    Bundle,
     RuleBasedStateMachine,
     initialize,
     invariant,
-    multiple,
     precondition,
     rule,
 )
@@ -20,23 +18,26 @@ from hypothesis.stateful import (
 from zpd.ids import NO_TERM, Attempt, Ring, Term, Use
 from zpd.owner import Drain, Ended, Granted, Owner, StartImport, StopLane
 from zpd.reservation import Step
-from zpd.slots import Writer
+from zpd.slots import Slot, Writer
 
 ME = 900
 WRITERS = (Writer("a", 0, 2), Writer("b", 2, 4))
 NAMES = ("a", "b")
 LAYERS = {"a": (0, 2), "b": (2, 4)}
 N_PROMPT = 2
+WHO = st.sampled_from((("a",), ("b",), NAMES, NAMES))
 
 
 class Owned(RuleBasedStateMachine):
     """``memory`` is what a decode node would hold: which use wrote each (slot, writer, chunk)."""
 
-    uses = Bundle("uses")  # every use that was ever granted, with its term: any frame may come late
-
-    @initialize(slots=st.integers(1, 3), lanes=st.integers(1, 3), prefetch=st.booleans())
-    def begin(self, slots: int, lanes: int, prefetch: bool) -> None:
+    @initialize(
+        slots=st.integers(1, 3), lanes=st.integers(1, 3), prefetch=st.booleans(),
+        troubles=st.integers(0, 3),
+    )  # fmt: skip
+    def begin(self, slots: int, lanes: int, prefetch: bool, troubles: int) -> None:
         self.owner = Owner(ME, slots, lanes, WRITERS, prefetch and lanes == 1)
+        self.troubles = troubles  # still to come: they would leave little time for the rest
         self.coordinator, self.n = 100, 0
         self.term = NO_TERM
         self.lives = {"a": 11, "b": 21}
@@ -46,7 +47,7 @@ class Owned(RuleBasedStateMachine):
         self.queue: list[Attempt] = []
         self.live: set[Attempt] = set()
         self.drains: list[tuple[int, int]] = []
-        self.granted: list[tuple[Use, Term]] = []
+        self.uses: list[tuple[Use, Term]] = []  # all that were ever granted
         self.terms: dict[Attempt, Term] = {}
         self.rings: dict[Use, Ring] = {}
         self.proven: dict[Use, set[str]] = {}  # use -> the writers that are proven quiet
@@ -58,7 +59,7 @@ class Owned(RuleBasedStateMachine):
         for action in actions:
             if isinstance(action, Granted):
                 assert self.queue.pop(0) == action.att, "R13: FIFO"
-                self.granted.append((action.use, self.terms[action.att]))
+                self.uses.append((action.use, self.terms[action.att]))
                 self.rings[action.use] = self.ring()
                 self.proven[action.use] = set()
             elif isinstance(action, Ended):
@@ -84,9 +85,14 @@ class Owned(RuleBasedStateMachine):
             if fits(use):
                 writers.add(writer)
 
-    def new(self) -> Any:
-        found, self.granted = self.granted, []
-        return multiple(*found)
+    def filling(self) -> list[Slot]:
+        return [s for s in self.owner.slots if s.held and s.lane < 0]
+
+    def used(self) -> list[Use]:
+        return [s.use(ME) for s in self.owner.slots if not s.free]
+
+    def pick(self, data: st.DataObject, values: Sequence[Any]) -> Any:
+        return values[data.draw(st.integers(0, len(values) - 1))]
 
     def reopen(self) -> None:
         """The coordinator opens a newer term, and every KV link stands open for it."""
@@ -97,18 +103,17 @@ class Owned(RuleBasedStateMachine):
 
     # ---- the coordinator -------------------------------------------------------------------
 
-    @rule(target=uses)
-    def reserve(self) -> Any:
+    @rule()
+    def reserve(self) -> None:
         self.n += 1
         att = Attempt(self.coordinator, self.n)
         self.live.add(att)
         self.queue.append(att)
         self.terms[att] = self.term
         self.do(self.owner.reserve(0.0, att, self.ring(), N_PROMPT))
-        return self.new()
 
-    @rule(target=uses, data=st.data(), never_sent=st.booleans())
-    def release(self, data: st.DataObject, never_sent: bool) -> Any:
+    @rule(data=st.data(), never_sent=st.booleans())
+    def release(self, data: st.DataObject, never_sent: bool) -> None:
         """Any attempt that ever was, so also twice, and one that is over. Nothing is written any
         more for one that was never sent."""
         att = Attempt(self.coordinator, data.draw(st.integers(1, self.n + 1)))
@@ -122,25 +127,33 @@ class Owned(RuleBasedStateMachine):
         self.do(self.owner.release(0.0, att, "cancelled", never_sent))
         again = self.owner.release(0.0, att, "cancelled", False)
         assert all(isinstance(a, StopLane) for a in again), "the first reason wins"
-        return self.new()
 
-    @rule(target=uses)
-    def coordinator_restarts(self) -> Any:
+    @precondition(lambda self: self.troubles)
+    @rule()
+    def coordinator_restarts(self) -> None:
+        self.troubles -= 1
         before, self.coordinator = self.coordinator, self.coordinator + 1
         self.live.clear()
         self.queue.clear()
         self.n = 0
         self.do(self.owner.coordinator_gone(0.0, before))
         self.reopen()
-        return self.new()
 
     # ---- the stages ------------------------------------------------------------------------
 
-    @rule(target=uses, use=uses, writer=st.sampled_from(NAMES), start=st.integers(0, N_PROMPT - 1))
-    def kv(self, use: tuple[Use, Term], writer: str, start: int) -> Any:
-        """A frame of any use that ever was."""
-        self.land(*use, writer, start)
-        return self.new()
+    @precondition(lambda self: len(self.uses) > 1)
+    @rule()
+    def every_old_frame_comes_once_more(self) -> None:
+        """R25, and whatever else was late: nothing of a use that is over has any effect."""
+        for use, term in self.uses:
+            slot = self.owner.slots[use.slot]
+            if slot.use(ME) == use and not slot.free:
+                continue
+            for writer in NAMES:
+                for start in range(N_PROMPT):
+                    self.land(use, term, writer, start)
+                actions, why = self.owner.end(0.0, use, term, writer)
+                assert why and not actions
 
     def land(self, use: Use, term: Term, writer: str, start: int) -> None:
         hidden = writer == "b" and start + 1 == N_PROMPT
@@ -153,51 +166,56 @@ class Owned(RuleBasedStateMachine):
             self.memory[use.slot, writer, start] = use
             self.do(self.owner.landed(0.0, use, writer, start + 1, hidden))
 
-    @rule(target=uses, data=st.data(), writers=st.sampled_from((("a",), ("b",), NAMES)))
-    def write(self, data: st.DataObject, writers: tuple[str, ...]) -> Any:
+    @precondition(lambda self: self.filling())
+    @rule(data=st.data(), writers=WHO)
+    def write(self, data: st.DataObject, writers: tuple[str, ...]) -> None:
         """All KV of a held slot that these have not written yet."""
-        held = [s for s in self.owner.slots if s.held and s.lane < 0]
-        if not held:
-            return multiple()
-        slot = held[data.draw(st.integers(0, len(held) - 1))]
+        slot = self.pick(data, self.filling())
         use, term = slot.use(ME), slot.term
         for writer in writers:
             for start in range(slot.landed[writer], N_PROMPT):
                 self.land(use, term, writer, start)
-        return self.new()
 
-    @rule(target=uses, use=uses, writer=st.sampled_from(NAMES))
-    def end(self, use: tuple[Use, Term], writer: str) -> Any:
-        self.prove(writer, lambda u: u == use[0])
-        actions, why = self.owner.end(0.0, use[0], use[1], writer)
-        assert not (why and actions)
-        self.do(actions)
-        return self.new()
+    @precondition(lambda self: self.used())
+    @rule(data=st.data(), writers=WHO)
+    def end(self, data: st.DataObject, writers: tuple[str, ...]) -> None:
+        use = self.pick(data, self.used())
+        term = dict(self.uses)[use]
+        for writer in writers:
+            self.prove(writer, lambda u: u == use)
+            actions, why = self.owner.end(0.0, use, term, writer)
+            assert not (why and actions)
+            self.do(actions)
 
-    @rule(target=uses, writer=st.sampled_from(NAMES), suspect=st.booleans())
-    def writer_lost(self, writer: str, suspect: bool) -> Any:
+    @precondition(lambda self: self.troubles)
+    @rule(writer=st.sampled_from(NAMES), suspect=st.booleans())
+    def writer_lost(self, writer: str, suspect: bool) -> None:
+        self.troubles -= 1
         self.do(self.owner.writer_lost(0.0, writer, "silent", suspect=suspect))
-        return self.new()
 
-    @rule(target=uses, writer=st.sampled_from(NAMES), restarted=st.booleans())
-    def writer_up(self, writer: str, restarted: bool) -> Any:
+    @precondition(lambda self: self.troubles)
+    @rule(writer=st.sampled_from(NAMES), restarted=st.booleans())
+    def writer_up(self, writer: str, restarted: bool) -> None:
+        self.troubles -= 1
         if restarted:
             self.prove(writer, lambda use: True)
             self.lives[writer] += 1
         self.do(self.owner.writer_up(0.0, writer, self.lives[writer]))
-        return self.new()
 
-    @rule(target=uses)
-    def a_new_term(self) -> Any:
+    @precondition(lambda self: self.troubles or self.owner.open_term() is None)
+    @rule()
+    def a_new_term(self) -> None:
+        """All is well again. Nothing is granted from a loss until then."""
+        for writer in NAMES:
+            self.do(self.owner.writer_up(0.0, writer, self.lives[writer]))
         self.reopen()
-        return self.new()
 
     # ---- the decode node itself ------------------------------------------------------------
 
     @precondition(lambda self: self.imports)
-    @rule(target=uses, data=st.data(), error=st.sampled_from(("", "no memory")))
-    def import_ends(self, data: st.DataObject, error: str) -> Any:
-        start = self.imports.pop(data.draw(st.sampled_from(sorted(self.imports))))
+    @rule(data=st.data(), error=st.sampled_from(("", "no memory")))
+    def import_ends(self, data: st.DataObject, error: str) -> None:
+        start = self.imports.pop(self.pick(data, sorted(self.imports)))
         for writer in NAMES:
             for chunk in range(N_PROMPT):
                 assert self.memory[start.use.slot, writer, chunk] == start.use, "R10: stale KV"
@@ -205,26 +223,23 @@ class Owned(RuleBasedStateMachine):
         self.do(self.owner.import_ended(0.0, start.use.slot, error))
         if lives and not error:
             self.decoding[start.lane] = start.att
-        return self.new()
 
     @precondition(lambda self: self.decoding)
-    @rule(target=uses, data=st.data())
-    def lane_ends(self, data: st.DataObject) -> Any:
-        lane = data.draw(st.sampled_from(sorted(self.decoding)))
+    @rule(data=st.data())
+    def lane_ends(self, data: st.DataObject) -> None:
+        lane = self.pick(data, sorted(self.decoding))
         self.live.discard(self.decoding.pop(lane))
         self.do(self.owner.lane_done(0.0, lane))
-        return self.new()
 
     @precondition(lambda self: self.drains)
-    @rule(target=uses, data=st.data())
-    def drain_expires(self, data: st.DataObject) -> Any:
+    @rule(data=st.data())
+    def drain_expires(self, data: st.DataObject) -> None:
         drain = self.drains.pop(data.draw(st.integers(0, len(self.drains) - 1)))
         slot = self.owner.slots[drain[0]]
         if slot.reservation.epoch == drain[1] and drain[0] not in self.imports:
             for writer in NAMES:
                 self.prove(writer, lambda use: use == slot.use(ME))
         self.do(self.owner.drain_expired(0.0, *drain))
-        return self.new()
 
     # ---- always ----------------------------------------------------------------------------
 
@@ -270,14 +285,14 @@ class Owned(RuleBasedStateMachine):
         for slot in list(self.imports):
             del self.imports[slot]
             self.do(self.owner.import_ended(0.0, slot, ""))
-        for slot, epoch in self.drains:
+        for slot, epoch in list(self.drains):
             self.do(self.owner.drain_expired(0.0, slot, epoch))
         assert self.owner.idle, self.owner.phases()
 
 
 TestOwned = Owned.TestCase
 TestOwned.settings = settings(
-    max_examples=150,
+    max_examples=200,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,

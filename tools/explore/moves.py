@@ -79,9 +79,10 @@ class Moves:
                 for slot, epoch in drains:
                     event = ("drain", slot, epoch)
                     yield ("fence", slot), FENCE, self.world.event(state, DECODE, event)
-        for i, status in enumerate(state.pairs):
-            if status != UP:
-                yield from self._sessions(state, i, status)
+        if any(state.pairs):
+            for i, status in enumerate(state.pairs):
+                if status != UP:
+                    yield from self._sessions(state, i, status)
         if parts[COORDINATOR] != DEAD:
             _, _, opening, may_open, _ = facts[parts[COORDINATOR]]
             if (opening and self._open_is_lost(state)) or (may_open and self._calm(state)):
