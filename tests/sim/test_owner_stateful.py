@@ -275,8 +275,6 @@ class Owned(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Whatever happened: everybody dies, and the owner comes to rest by itself (R18)."""
-        if not hasattr(self, "owner"):
-            return
         for writer in NAMES:
             self.do(self.owner.writer_lost(0.0, writer, "dead"))
         self.live.clear()
@@ -297,5 +295,5 @@ TestOwned.settings = settings(
     deadline=None,
     derandomize=True,
     database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    suppress_health_check=[HealthCheck.too_slow],
 )

@@ -26,9 +26,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--deep", action="store_true", help="larger bounds too: a quarter of an hour"
-    )
+    parser.add_argument("--deep", action="store_true", help="larger bounds too: ten minutes")
     parser.add_argument("--only", default="", metavar="TEXT", help="only rows whose name has TEXT")
     parser.add_argument("--paths", action="store_true", help="print every mutant's path")
     parser.add_argument("--json", action="store_true", help="one JSON object")
