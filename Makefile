@@ -39,11 +39,15 @@ format: env
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: lint
-	$(BIN)/python -m pytest -m "not full"
+# Tests within one process may run side by side; those that start nodes have the machine alone.
+QUICK := -m "not full"
 
-test-full: lint
-	$(BIN)/python -m pytest
+test: lint
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(QUICK) tests/unit tests/sim
+	$(BIN)/python -m pytest $(QUICK) tests/process tests/exact
+
+test-full: QUICK :=
+test-full: test
 
 clean:
 	rm -rf .venv .venv.lock build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

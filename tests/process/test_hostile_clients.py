@@ -62,14 +62,16 @@ def ends(client: Client, count: int) -> Counter[str]:
 
 
 def test_a_burst_of_questions_is_refused_not_piled_up(toy: Toy) -> None:
-    """They come faster than they can be tokenised, and more than a worker's queue holds."""
+    """More than a worker's queue holds. How many find the door full depends on who is faster;
+    tests/sim/test_serving.py stops the door worker and counts them."""
     topology = toy.running.topology
     text = Blob.text(json.dumps([1] * 20_000))
     with Client(topology.coordinator.address, timeouts=topology.timeouts) as client:
         for n in range(1500):
             client.send(Ask(f"q{n}", "ids", 4, GREEDY), (text,))
         outcomes = ends(client, 1500)
-    assert outcomes.keys() == {Outcome.QUEUE_FULL, Outcome.PROMPT_TOO_LONG}
+    assert outcomes[Outcome.PROMPT_TOO_LONG] > 0
+    assert outcomes.keys() <= {Outcome.QUEUE_FULL, Outcome.PROMPT_TOO_LONG}
     exact(toy)
 
 

@@ -19,7 +19,7 @@ from zpd.errors import ConfigError, Outcome
 from zpd.owner import Owner
 from zpd.topology import Node
 
-SEEDS = [0, 1, *(pytest.param(n, marks=pytest.mark.full) for n in range(2, 50))]
+SEEDS = [0, 1, *(pytest.param(n, marks=pytest.mark.full) for n in range(2, 20))]
 over_seeds = pytest.mark.parametrize("seed", SEEDS)
 
 

@@ -6,7 +6,9 @@ import dataclasses
 
 import pytest
 
+from nodes.door import MAX_WAITING
 from tests.sim.world import TIMES, World, make, prompt, right, topology
+from zpd.errors import Outcome
 from zpd.requests import Sampling
 from zpd.testing.cluster import Cluster
 
@@ -170,3 +172,20 @@ def test_the_ring_opens_as_soon_as_its_last_link_is_there(stage: str, first: str
     world.run_for(2.0)
     world.heal(*links.popitem()[1])
     world.run_until(lambda: world.named("ring_opened"), 3.0)
+
+
+def test_a_burst_at_the_door_is_refused_not_piled_up() -> None:
+    """S13: the door holds so many untokenised prompts; the others end at once, by name."""
+    world = World(topology(max_queue=4))
+    world.hold_work("coordinator")
+    answers = [world.user.ask(prompt(i, 5), max_tokens=3) for i in range(MAX_WAITING + 10)]
+    refused = answers[MAX_WAITING:]
+    world.run_until(lambda: all(a.done for a in refused))
+    assert {a.outcome for a in refused} == {Outcome.QUEUE_FULL}
+    assert not any(a.done for a in answers[:MAX_WAITING])
+    assert world.actor("coordinator").door.count == MAX_WAITING
+    world.free_work("coordinator")
+    world.run_until(lambda: all(a.done for a in answers))
+    for i, answer in enumerate(answers[:4]):
+        right(answer, prompt(i, 5), 3)
+    world.settles()

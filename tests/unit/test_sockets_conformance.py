@@ -252,7 +252,7 @@ def test_a_queue_without_room_is_full_and_never_blocks(world: World) -> None:
     part = memoryview(bytes(2**20))
     sent = [a.send(SendOn(1, n, [b"kv", part])) for n in range(200)]
     assert sent[0] is Sent.OK
-    assert sent[-1] is Sent.FULL
+    assert Sent.FULL in sent  # and perhaps room again, where the kernel took some meanwhile
 
 
 def test_after_a_hangup_nothing_is_heard(world: World) -> None:
