@@ -16,6 +16,7 @@ from nodes.engine.make import decode_engine
 from nodes.facts import facts
 from nodes.fit import check_fit
 from nodes.sampling import finish_reason
+from nodes.segments import Files, Segments, SharedMemory
 from zpd.actor import Actor, Context, Progress
 from zpd.errors import Outcome, RemoteError
 from zpd.ids import NO_TERM, Attempt
@@ -52,15 +53,19 @@ class DecodeNode(Actor):
         topology: Topology,
         node: Node,
         engine: DecodeEngine | None = None,
+        segments: Segments | None = None,
     ) -> None:
         super().__init__(context, topology, node)
         check_fit(topology)
-        writers = tuple(Writer(s.name, *s.layers) for s in topology.stages)
+        sharing = {s.name: topology.kv_transport(s) == "shm" for s in topology.stages}
+        writers = tuple(Writer(s.name, *s.layers, sharing[s.name]) for s in topology.stages)
+        self.segments = (segments or Files(topology)) if any(sharing.values()) else None
+        memory = SharedMemory(self.segments, context.incarnation) if self.segments else None
         self.owner = Owner(
             context.incarnation, topology.source_slots, topology.lanes, writers,
             topology.prefetch_next,
         )  # fmt: skip
-        self.engine = engine or decode_engine(topology, node)
+        self.engine = engine or decode_engine(topology, node, memory)
         self.coordinator = topology.coordinator.name
         self.answers: dict[Attempt, _Answer] = {}
         self.computing = False
@@ -83,6 +88,11 @@ class DecodeNode(Actor):
             "lanes": [str(a) if a else None for a in self.owner.lanes],
             "queue": len(self.owner.queue),
             "prefetch_next": self.owner.prefetch_next,
+            "segments": {
+                "shared": self.segments is not None,
+                "retired": len(self.owner.retired),
+                "most": self.owner.retired.room,
+            },
             "suspects": sorted(self.owner.suspects),
             "term": str(self.owner.term),
             "idle": self.owner.idle and not self.answers,
@@ -92,6 +102,8 @@ class DecodeNode(Actor):
     # ---- in ----------------------------------------------------------------------------------
 
     def on_start(self) -> None:
+        if self.segments is not None:
+            self.segments.clear()  # of older lives: who still writes there writes to nothing
         self.context.submit(self.engine.load, self._loaded)
 
     def _loaded(self, _: Any, error: BaseException | None) -> None:
@@ -140,7 +152,7 @@ class DecodeNode(Actor):
         """The one place where KV lands: key check, copy and progress in one go, on this thread."""
         now, use, writer = self.context.now(), message.use, message.writer
         layers = (message.first_layer, message.last_layer)
-        hidden = len(blobs) == 3
+        hidden = len(blobs) % 2 == 1
         why = self.owner.refuse_kv(
             use, message.term, writer, layers, message.start, message.stop, hidden
         )
@@ -153,21 +165,30 @@ class DecodeNode(Actor):
         att = self.owner.slots[use.slot].att
         answer = self.answers.get(att) if att else None
         try:
-            if len(blobs) < 2 or blobs[0].shape[2:3] != (message.stop - message.start,):
-                raise RemoteError("wrong_shape", "KV of another length than its range")
-            self.engine.land(use.slot, message.first_layer, message.start, blobs[0], blobs[1])
+            nbytes = self._land(message, blobs)
         except RemoteError as error:
             self._do(self.owner.bad_kv(now, use, str(error)))
             raise
         if answer is not None and hidden:
-            answer.hidden = blobs[2]
+            answer.hidden = blobs[-1]
         self.context.event(
             "kv_landed", use=str(use), writer=writer, start=message.start, stop=message.stop,
-            nbytes=blobs[0].nbytes + blobs[1].nbytes,
+            nbytes=nbytes,
         )  # fmt: skip
         self._do(self.owner.landed(now, use, writer, message.stop, hidden))
         if answer is not None and answer.lane < 0 and self.owner.slots[use.slot].complete:
             answer.whole = now
+
+    def _land(self, message: Kv, blobs: tuple[Blob, ...]) -> int:
+        """Bytes that came in the message; 0 where the stage has written them to the slot itself."""
+        if len(blobs) < 2:
+            if self.owner.writers[message.writer].shared:
+                return 0
+            raise RemoteError("kv", "a stage that shares no memory sent none")
+        if blobs[0].shape[2:3] != (message.stop - message.start,):
+            raise RemoteError("wrong_shape", "KV of another length than its range")
+        self.engine.land(message.use.slot, message.first_layer, message.start, blobs[0], blobs[1])
+        return blobs[0].nbytes + blobs[1].nbytes
 
     # ---- out: what the owner decided ---------------------------------------------------------
 
@@ -199,7 +220,28 @@ class DecodeNode(Actor):
             self.context.event("slot_freed", slot=step.slot, epoch=step.epoch)
 
     def on_timer(self, key: Any) -> None:
+        """The budget of a drain ended. Whatever the fence needs is there before it is set."""
         slot, epoch = key
+        segment = self.owner.fresh_segment(slot, epoch)
+        if not segment:
+            self._fence(slot, epoch)
+            return
+
+        def mapped(fresh: Any, error: BaseException | None) -> None:
+            if error is not None:
+                self.context.event("fence_failed", slot=slot, epoch=epoch, why=str(error))
+                self._do([Drain(slot, epoch)])
+            elif self.owner.fresh_segment(slot, epoch) == segment:
+                self.engine.slots.adopt(slot, segment, fresh)
+                self._fence(slot, epoch)
+            else:  # its writers ended meanwhile
+                self.engine.slots.discard(slot, segment)
+
+        self.context.submit(
+            lambda p: self.engine.slots.fresh(slot, segment), mapped, worker="memory"
+        )
+
+    def _fence(self, slot: int, epoch: int) -> None:
         actions = self.owner.drain_expired(self.context.now(), slot, epoch)
         users = [a.user for a in actions if isinstance(a, Step) and a.event is Event.FENCED]
         if users:
@@ -362,3 +404,5 @@ class DecodeNode(Actor):
         """Answer everyone who waits here."""
         for att in list(self.answers):
             self.context.send(self.coordinator, Ended(att, Outcome.SHUTTING_DOWN, why))
+        if self.segments is not None:
+            self.segments.clear()

@@ -15,6 +15,8 @@ from nodes.engine.base import Forwarded, PrefillEngine
 from nodes.engine.make import prefill_engine
 from nodes.facts import facts
 from nodes.fit import check_fit
+from nodes.kvlink import KvLink
+from nodes.segments import Files, Segments
 from zpd.actor import Actor, Context
 from zpd.errors import RemoteError
 from zpd.messages import Close, End, Kv, LinkState, Message, Open, Opened, Prefill, Reply, Skip
@@ -34,6 +36,7 @@ class PrefillNode(Actor):
         topology: Topology,
         node: Node,
         engine: PrefillEngine | None = None,
+        segments: Segments | None = None,
     ) -> None:
         super().__init__(context, topology, node)
         check_fit(topology)
@@ -46,6 +49,7 @@ class PrefillNode(Actor):
         self.onward = self.coordinator if self.tail else stages[self.index + 1]
         self.owner = topology.decode.name
         self.ring = StageRing(self.index, context.incarnation)
+        self.kv = KvLink(context, topology, node, self.engine.kv_form, segments or Files(topology))
         self.bulk: dict[str, LinkState] = {}  # how each link that carries ops or KV stands
         self.queue: deque[tuple[RingMessage, tuple[Blob, ...], float]] = deque()
         self.computing = True  # until the model is loaded
@@ -68,6 +72,7 @@ class PrefillNode(Actor):
             "queue": len(self.queue),
             "rows": len(self.ring.rows),
             "ops": self.ops,
+            "kv_transport": self.kv.mode,
         }
 
     # ---- in ----------------------------------------------------------------------------------
@@ -115,16 +120,31 @@ class PrefillNode(Actor):
 
     def _pass_open(self, message: Open) -> None:
         """Pass OPEN on only if the KV link works too, so that its return proves both."""
-        if self.context.send(self.owner, Opened(self.ring.term, self.node.name), bulk=True):
-            self.context.send(self.onward, message, bulk=True)
-            self.context.event("term_opened", term=str(message.ring.term))
+        term = message.ring.term
+        self.computing = True
+
+        def written() -> None:
+            self.computing = False
+            opened = Opened(term, self.node.name)
+            # a newer OPEN may have come meanwhile, and waits: its answer is the one that counts
+            if term == self.ring.term and self.context.send(self.owner, opened, bulk=True):
+                self.context.send(self.onward, message, bulk=True)
+                self.context.event("term_opened", term=str(term))
+            self._next()
+
+        self.kv.forget()
+        self.kv.behind(written)
 
     def _pass_close(self, message: Close) -> None:
         self.ring.close(message.use)
         end = End(message.use, message.ring.term, self.node.name)
-        self.context.send(self.owner, end, bulk=True)
+        self.kv.behind(lambda: self._send_end(end))
         if not self.tail:
             self.context.send(self.onward, message, bulk=True)
+
+    def _send_end(self, end: End) -> None:
+        if end.term == self.ring.term:  # else OPENED says it
+            self.context.send(self.owner, end, bulk=True)
 
     def _op(self, op: Prefill, blobs: tuple[Blob, ...], since: float) -> None:
         if why := self.ring.begin(op):
@@ -157,25 +177,28 @@ class PrefillNode(Actor):
         self.ops += 1
         if op.ring.term != self.ring.term:
             return  # a newer OPEN waits in the queue: nothing of this term leaves any more
-        why = ""
         if error is not None:
-            why = f"{self.node.name}: {type(error).__name__}: {error}"
-        elif not self._send_kv(op, result):
-            why = f"{self.node.name}: no link to {self.owner}"
-        if why:
-            self.ring.fail(op.use, why)
-            self.context.event("op_failed", att=str(op.att), use=str(op.use), why=why)
+            self._failed(op, f"{type(error).__name__}: {error}")
+        else:
+            self._put_kv(op, result)
+        why = self.ring.failed.get(op.use, "")
         self.context.event(
             "op_computed", att=str(op.att), use=str(op.use), seq=op.seq, start=op.start,
             stop=op.stop, waited=spans[0], computed=spans[1],
         )  # fmt: skip
         self._pass_op(op, why, () if why or self.tail else (result.activations,), spans)
 
-    def _send_kv(self, op: Prefill, result: Forwarded) -> bool:
+    def _put_kv(self, op: Prefill, result: Forwarded) -> None:
         first, last = self.node.layers
         message = Kv(op.use, op.ring.term, self.node.name, first, last, op.start, op.stop)
         hidden = (result.hidden,) if self.tail and op.last else ()
-        return self.context.send(self.owner, message, (result.k, result.v, *hidden), bulk=True)
+        self.kv.put(message, result, hidden, lambda why: self._failed(op, why))
+
+    def _failed(self, op: Prefill, why: str) -> None:
+        """The use cannot be served any more; its later ops are passed on skipped."""
+        if op.ring.term == self.ring.term and self.ring.holds(op.use):
+            self.ring.fail(op.use, f"{self.node.name}: {why}")
+        self.context.event("op_failed", att=str(op.att), use=str(op.use), why=why)
 
     def _pass_op(
         self, op: Prefill, skip: str, blobs: tuple[Blob, ...], spans: tuple[float, float]

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 import zpd
+from nodes.segments import Files
 from zpd import address, prefetch
 from zpd.errors import UserError
 from zpd.topology import Node, Topology
@@ -136,6 +137,8 @@ class Running:
             for process in self._processes.values():
                 process.wait()
             self.poll()
+            if self.topology.decode in self.nodes:
+                Files(self.topology).clear()  # one that was killed could not
 
     def _send(self, name: str, number: signal.Signals) -> None:
         process = self._processes[name]

@@ -79,6 +79,7 @@ NODE: dict[str, Key] = {
     "threads": Key(whole(1, 1024), Node.threads),
     "device": Key(DEVICE, Node.device),
     "dtype": Key(one_of(*DTYPES), None),
+    "kv": Key(one_of("auto", "tcp", "shm"), Node.kv),
     "host": Key(NAME, Node.host),
     "peers": Key(_names, ()),
     "bulk_peers": Key(_names, ()),
@@ -107,12 +108,16 @@ def check_nodes(problems: Problems, nodes: list[dict[str, Any]], expose: bool) -
         if n.get("layers") and role != "prefill":
             text = f"only prefill nodes have this key (this one's role is {role})"
             problems.add(f"node[{i}].layers", text, list(n["layers"]))
+        if n.get("kv", "auto") != "auto" and role != "prefill":
+            text = f"only prefill nodes have this key (this one's role is {role})"
+            problems.add(f"node[{i}].kv", text, n["kv"])
         for key in ("peers", "bulk_peers", "args"):
             if n.get(key) and "role" in n and role in ROLES:
                 text = f"only actors of your own (module:Class) have this key, not a {role} node"
                 problems.add(f"node[{i}].{key}", text)
     _check_peers(problems, nodes)
     _check_hosts(problems, nodes)
+    _check_sharing(problems, nodes)
     if not nodes or any("role" not in n for n in nodes):
         return
     for role in ROLES:
@@ -156,3 +161,20 @@ def _check_hosts(problems: Problems, nodes: list[dict[str, Any]]) -> None:
                 "nobody can connect to it"
             )
             problems.add(f"node[{i}].address", text, n["address"])
+
+
+def _check_sharing(problems: Problems, nodes: list[dict[str, Any]]) -> None:
+    """A stage that must share memory with the decode node is on its host."""
+
+    def where(n: dict[str, Any]) -> tuple[str, str]:
+        at = address.parse(n["address"])[0] if n.get("address") else ""
+        return n.get("host", ""), "127.0.0.1" if at == "localhost" else at
+
+    for owner in (n for n in nodes if n.get("role") == "decode"):
+        for i, n in enumerate(nodes):
+            if n.get("kv") == "shm" and n.get("role") == "prefill" and where(n) != where(owner):
+                text = (
+                    f"must be auto or tcp: {owner.get('name', 'the decode node')} is on another "
+                    "host, and shm writes straight into its memory"
+                )
+                problems.add(f"node[{i}].kv", text, "shm")

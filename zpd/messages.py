@@ -187,8 +187,9 @@ class LinkState:
 
 @dataclass(frozen=True)
 class Kv:
-    """One chunk's KV of one stage. Blobs: k and v, each [layers, kv_heads, n, head_dim]; the tail's
-    last chunk adds the last position's hidden state [1, hidden]."""
+    """One chunk's KV of one stage. Blobs: k and v, each [layers, kv_heads, n, head_dim], or neither
+    where the stage has written them to the memory that ``use`` names; the tail's last chunk adds
+    the last position's hidden state [1, hidden]."""
 
     use: Use
     term: Term

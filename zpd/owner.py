@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from zpd import prefetch
 from zpd.ids import NO_TERM, Attempt, Ring, Term, Use
 from zpd.reservation import IMPORT, Event, Reservation, Step, User
+from zpd.retired import Retired
 from zpd.slots import Slot, Waiting, Writer
 
 
@@ -79,6 +80,7 @@ class Owner:
         self.prefetch_next = prefetch_next
         self.term = NO_TERM  # the newest that anyone has named
         self.slots = [Slot(Reservation(i), self.writers, self.tail) for i in range(source_slots)]
+        self.retired = Retired(2 * source_slots)
         self.lanes: list[Attempt | None] = [None] * lanes
         self.queue: deque[Waiting] = deque()
         self.grants = 0
@@ -162,6 +164,7 @@ class Owner:
 
     def end(self, now: float, use: Use, term: Term, writer: str) -> tuple[list[Action], str]:
         """END: the writer's end mark. (actions, why it was refused or "")."""
+        self.retired.ended(use, writer)
         why = self._refuse(use, term, writer)
         if why:
             return [], why
@@ -173,6 +176,7 @@ class Owner:
         """OPENED: the writer's end mark for every use of an older term."""
         actions = self._newest(term)
         self.opened_terms[writer] = max(term, self.opened_terms.get(writer, term))
+        self.retired.opened(term, writer)
         for slot in self._held_by(writer):
             if slot.term is not None and slot.term < term:
                 actions += self._quiet(now, slot, writer, Event.CLOSED, "its ring was reopened")
@@ -183,6 +187,7 @@ class Owner:
         (one process for each name, by its lock)."""
         self.suspects.discard(writer)
         self.stages[writer] = max(incarnation, self.stages.get(writer, 0))
+        self.retired.replaced(writer, incarnation)
         actions: list[Action] = []
         for slot in self._held_by(writer):
             if incarnation > slot.granted_incarnation(writer):
@@ -224,17 +229,44 @@ class Owner:
         self.lanes[lane] = None
         return self._start_imports() + self._grant(now)
 
+    def fresh_segment(self, index: int, epoch: int) -> int:
+        """The number of the memory that must be mapped for the slot before ``drain_expired`` may
+        fence it; 0 where no fresh one is needed."""
+        slot = self.slots[index]
+        return slot.segment + 1 if self._fences(slot, epoch) and self._sharing(slot) else 0
+
     def drain_expired(self, now: float, index: int, epoch: int) -> list[Action]:
         """The drain's budget ended. That proves nothing, so the owner fences: from this epoch's end
-        on it refuses the epoch, whoever still sends it."""
+        on it refuses the epoch, whoever still sends it; who writes straight into the slot's memory
+        keeps the old one, and the slot has a fresh one (see ``fresh_segment``)."""
         slot = self.slots[index]
         if slot.reservation.epoch != epoch or slot.free or slot.held:
             return []
-        if slot.reservation.users[IMPORT] is not User.QUIET:
-            return [Drain(index, epoch)]  # the import has its own budget
+        if not self._fences(slot, epoch):
+            return [Drain(index, epoch)]  # the import has its own budget; a retired one goes first
+        sharing = self._sharing(slot)
+        if sharing and slot.term is not None:
+            self.retired.add(slot.use(self.incarnation), slot.term, sharing)
+            slot.segment += 1
         return [*self._each_writer(slot, Event.FENCED), *self._grant(now)]
 
     # ---- inside --------------------------------------------------------------------------
+
+    def _fences(self, slot: Slot, epoch: int) -> bool:
+        """A fence may be set now."""
+        if slot.reservation.epoch != epoch or slot.free or slot.held:
+            return False
+        importing = slot.reservation.users[IMPORT] is not User.QUIET
+        return not importing and not (self.retired.full and self._sharing(slot))
+
+    def _sharing(self, slot: Slot) -> dict[str, int]:
+        """Who may still write straight into the slot's memory -> the incarnation granted."""
+        users = slot.reservation.users
+        return {
+            name: slot.granted_incarnation(name)
+            for name, writer in self.writers.items()
+            if writer.shared and users[name] is not User.QUIET
+        }
 
     def _newest(self, term: Term) -> list[Action]:
         """A term was named: whoever waits with an older one can never be granted."""

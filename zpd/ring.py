@@ -106,6 +106,10 @@ class StageRing:
         self.rows[op.use.slot] = (op.use, op.stop)
         return ""
 
+    def holds(self, use: Use) -> bool:
+        """Its row is taken by this use: no CLOSE came for it yet."""
+        return self.rows.get(use.slot, (None, 0))[0] == use
+
     def hint(self, use: Use) -> None:
         """Head only: the ops of this use need not be computed."""
         self.hints[use.slot] = use
@@ -125,7 +129,7 @@ class StageRing:
 
     def close(self, use: Use) -> None:
         """No op of this use follows: its row is free."""
-        if self.rows.get(use.slot, (None, 0))[0] == use:
+        if self.holds(use):
             del self.rows[use.slot]
         if self.hints.get(use.slot) == use:
             del self.hints[use.slot]

@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from zpd.ids import Attempt, Ring, Term, Use
 from zpd.reservation import Holder, Reservation, Step, User
 
-SEGMENT = 0  # KV travels in messages: one memory for each slot
-
 
 @dataclass(frozen=True)
 class Writer:
-    """A stage that writes KV for the layers [first, last)."""
+    """A stage that writes KV for the layers [first, last). ``shared``: it may write straight into
+    the slot's memory, so that only another memory keeps its late writes out."""
 
     name: str
     first: int
     last: int
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Slot:
     hidden: bool = False  # the tail's last hidden state is here
     lane: int = -1  # where it is being, or was, imported
     imported: bool = False
+    segment: int = 0  # the number of the memory behind the slot; a fence may map a fresh one
 
     @property
     def free(self) -> bool:
@@ -83,7 +84,7 @@ class Slot:
         return self.landed[writer] == n_prompt and (self.hidden or writer != self.tail)
 
     def use(self, owner: int) -> Use:
-        return Use(owner, self.reservation.slot, self.reservation.epoch, SEGMENT)
+        return Use(owner, self.reservation.slot, self.reservation.epoch, self.segment)
 
     def grant(self, turn: int, waiting: Waiting) -> list[Step]:
         self.holder, self.turn = waiting, turn
@@ -100,7 +101,7 @@ class Slot:
         """Why a frame with this key, for this slot, does not belong to its current use; or ""."""
         if self.free or use.epoch != self.reservation.epoch:
             return "stale_epoch"
-        if use.segment != SEGMENT:
+        if use.segment != self.segment:
             return "stale_segment"
         if term != self.term:
             return "stale_term"

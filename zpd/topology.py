@@ -13,7 +13,7 @@ from math import ceil
 from types import MappingProxyType
 from typing import Any
 
-from zpd import prefetch
+from zpd import address, prefetch
 
 ROLES = ("coordinator", "prefill", "decode")
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -49,6 +49,7 @@ class Node:
     threads: int = 1
     device: str = "cpu"
     dtype: str = "float32"
+    kv: str = "auto"  # how a stage's KV gets to the decode node: tcp, shm, or auto by their hosts
     host: str = ""  # the machine that runs it, as `zpd up --host` names it
     peers: tuple[str, ...] = ()
     bulk_peers: tuple[str, ...] = ()
@@ -125,6 +126,18 @@ class Topology:
         onward = after[0] if after else c
         return ((c, "control"), (d, "control"), (onward, "bulk"), (d, "bulk"))
 
+    def kv_transport(self, stage: Node) -> str:
+        """tcp, or shm where the stage may write straight into the decode node's memory."""
+        if stage.kv != "auto":
+            return stage.kv
+        return "shm" if self.same_host(stage, self.decode) else "tcp"
+
+    @staticmethod
+    def same_host(a: Node, b: Node) -> bool:
+        """As far as a file can say."""
+        hosts = {"127.0.0.1" if h == "localhost" else h for h in (_host(a), _host(b))}
+        return a.host == b.host and len(hosts) == 1
+
     def high_water(self) -> int:
         """Messages that one queue must hold: all KV of every source slot, a window of ops, an
         answer of single tokens; twice that, so that a full queue is an alarm."""
@@ -144,6 +157,7 @@ class Topology:
             "bytes": str(self.prefill_bytes),
             "lanes": str(self.lanes),
             "source_slots": str(self.source_slots),
+            "kv_transport": " ".join(self.kv_transport(s) for s in ring),
             "prefetch_next": str(self.prefetch_next).lower(),
             "name": self.name,
             "topology": self.fingerprint(),  # last, as what it says best is said by a key above
@@ -158,3 +172,7 @@ class Topology:
         the file and the model's directory lie."""
         said = repr((self.name, [(n.name, n.role, n.address, n.layers) for n in self.nodes]))
         return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+def _host(node: Node) -> str:
+    return address.parse(node.address)[0]

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from nodes.kv import KvForm, SourceSlots
 from zpd.actor import Progress
 from zpd.requests import Sampling
 from zpd.wire import Blob
@@ -34,6 +35,10 @@ class PrefillEngine(Protocol):
         """Read this stage's own layers (and the embedding, at the head). Long."""
         ...
 
+    def kv_form(self) -> KvForm:
+        """Of the owner's slots. Any thread, after ``load``."""
+        ...
+
     def forward(self, row: int, start: int, x: Blob, progress: Progress) -> Forwarded:
         """Run the chunk at [start, start + n) of the sequence in KV row ``row``.
 
@@ -44,6 +49,8 @@ class PrefillEngine(Protocol):
 
 
 class DecodeEngine(Protocol):
+    slots: SourceSlots  # after ``load``
+
     def plan(self) -> dict[str, str]:
         """What decides the bits that it computes. Any thread; known before ``load``."""
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nodes.engine.base import DecodeEngine, PrefillEngine
+from nodes.segments import SlotMemory
 from zpd.layers import TOY
 from zpd.topology import Node, Topology
 
@@ -18,12 +19,13 @@ def prefill_engine(topology: Topology, node: Node) -> PrefillEngine:
     return TorchPrefill(topology, node)
 
 
-def decode_engine(topology: Topology, node: Node) -> DecodeEngine:
-    """For the decode node; nothing is read before its ``load``."""
+def decode_engine(topology: Topology, node: Node, memory: SlotMemory | None = None) -> DecodeEngine:
+    """For the decode node; nothing is read before its ``load``. ``memory``: where its source slots
+    lie; None: where no one else can write."""
     if topology.model.name == TOY:
         from nodes.engine.toy import ToyDecode
 
-        return ToyDecode(topology, node)
+        return ToyDecode(topology, node, memory)
     from nodes.engine.torch_decode import TorchDecode
 
-    return TorchDecode(topology, node)
+    return TorchDecode(topology, node, memory)

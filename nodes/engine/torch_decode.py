@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import torch
 
 from nodes.engine.numerics import device_of, numeric_plan, use_threads
-from nodes.engine.tensors import DTYPES, to_tensor
-from nodes.kv import KvShape, SourceSlots
+from nodes.engine.tensors import DTYPES, kv_form, to_tensor
+from nodes.kv import SourceSlots
 from nodes.models.checkpoint import Checkpoint
 from nodes.models.decoder import Decoder
 from nodes.models.directory import resolve
 from nodes.models.spec import read_spec
 from nodes.sampling import Sampler
+from nodes.segments import SlotMemory
 from zpd.actor import Progress
 from zpd.errors import RemoteError, ZpdBug
 from zpd.requests import Sampling
@@ -38,9 +39,12 @@ class TorchDecode:
     Lanes step one by one: a row's bits may depend on how many rows a product has.
     """
 
-    def __init__(self, topology: Topology, node: Node) -> None:
+    slots: SourceSlots
+
+    def __init__(self, topology: Topology, node: Node, memory: SlotMemory | None = None) -> None:
         self._topology = topology
         self._node = node
+        self._memory = memory
         self._lanes: dict[int, Lane] = {}
 
     def plan(self) -> dict[str, str]:
@@ -52,9 +56,10 @@ class TorchDecode:
         use_threads(node)
         path = resolve(self._topology.model.name)
         spec, dtype, device = read_spec(path), DTYPES[node.dtype], device_of(node)
-        shape = KvShape(spec.layers, spec.kv_heads, room, spec.head_dim, node.dtype)
-        self.slots = SourceSlots(self._topology.source_slots, shape)
-        self._kv = torch.empty((self._topology.lanes, *shape.row), dtype=dtype, device=device)
+        form = kv_form(self._topology, spec)
+        self.slots = SourceSlots(self._topology.source_slots, form, self._memory)
+        rows = (self._topology.lanes, *form.shape.row)
+        self._kv = torch.empty(rows, dtype=dtype, device=device)
         self._decoder = Decoder(
             spec, (0, spec.layers), room, dtype, device, embedding=True, head=True
         )

@@ -6,7 +6,8 @@ import torch
 
 from nodes.engine.base import Forwarded
 from nodes.engine.numerics import device_of, numeric_plan, use_threads
-from nodes.engine.tensors import DTYPES, to_blob, to_tensor
+from nodes.engine.tensors import DTYPES, kv_form, to_blob, to_tensor
+from nodes.kv import KvForm
 from nodes.models.checkpoint import Checkpoint
 from nodes.models.decoder import Decoder
 from nodes.models.directory import resolve
@@ -42,6 +43,9 @@ class TorchPrefill:
         shape = (rows, layers, 2, spec.kv_heads, room, spec.head_dim)
         self._kv = torch.empty(shape, dtype=dtype, device=device)
         self._filled = [0] * rows
+
+    def kv_form(self) -> KvForm:
+        return kv_form(self._topology, self._decoder.spec)
 
     @torch.inference_mode()
     def forward(self, row: int, start: int, x: Blob, progress: Progress) -> Forwarded:

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from nodes.engine.base import Forwarded
-from nodes.kv import KvShape, SourceSlots
+from nodes.kv import KvForm, KvShape, SourceSlots
 from nodes.sampling import Sampler
+from nodes.segments import SlotMemory
 from zpd.actor import Progress
 from zpd.errors import RemoteError, ZpdBug
 from zpd.layers import TOY_LAYERS
@@ -59,6 +60,9 @@ class ToyPrefill:
         self._kv = np.zeros((self._topology.source_slots, *shape.row), np.uint64)
         progress.bump()
 
+    def kv_form(self) -> KvForm:
+        return _form(self._topology)
+
     def forward(self, row: int, start: int, x: Blob, progress: Progress) -> Forwarded:
         stop = start + (x.shape[0] if x.shape else 0)
         if not start < stop <= self._kv.shape[4]:
@@ -84,29 +88,28 @@ class ToyPrefill:
 class ToyDecode:
     """A ``DecodeEngine``."""
 
-    def __init__(self, topology: Topology, node: Node) -> None:
+    slots: SourceSlots
+
+    def __init__(self, topology: Topology, node: Node, memory: SlotMemory | None = None) -> None:
         self._topology = topology
-        self._layers = topology.model.layers or TOY_LAYERS
+        self._memory = memory
+        self._layers = _layers(topology)
         self._lanes: dict[int, _Lane] = {}
 
     def plan(self) -> dict[str, str]:
         return dict(PLAN)
 
     def load(self, progress: Progress) -> None:
-        shape = _shape(self._topology, self._layers)
-        self._slots = SourceSlots(self._topology.source_slots, shape)
-        self._kv = np.zeros((self._topology.lanes, *shape.row), np.uint64)
+        form = _form(self._topology)
+        self.slots = SourceSlots(self._topology.source_slots, form, self._memory)
+        self._kv = np.zeros((self._topology.lanes, *form.shape.row), np.uint64)
         progress.bump()
 
     def land(self, slot: int, first_layer: int, start: int, k: Blob, v: Blob) -> None:
-        part = self._slots.part(slot, first_layer, start, k, v)
-        if start == 0:
-            self._slots.kv[slot, first_layer : first_layer + len(part)] = 0
-        part[:, 0] ^= k.numpy()
-        part[:, 1] ^= v.numpy()
+        self.slots.land(slot, first_layer, start, k, v)
 
     def kv_digest(self, slot: int, n_prompt: int, progress: Progress) -> str:
-        return self._slots.digest(slot, n_prompt, progress)
+        return self.slots.digest(slot, n_prompt, progress)
 
     def import_slot(
         self,
@@ -117,7 +120,7 @@ class ToyDecode:
         progress: Progress,
     ) -> None:
         _take(self._topology, progress)
-        source = self._slots.kv[slot]
+        source = self.slots.kv[slot]
         self._kv[lane] = source
         source[:] = 0
         self._lanes[lane] = _Lane(Sampler(sampling, prompt), len(prompt))
@@ -236,6 +239,23 @@ def _sums(kv: Array) -> Array:
 
 def _layer(h: Array, kv: Array) -> Array:
     return _mix(h + _sums(kv)[-len(h) :])
+
+
+def _layers(topology: Topology) -> int:
+    return topology.model.layers or TOY_LAYERS
+
+
+def _xor(layers: Array, start: int, k: Array, v: Array) -> None:
+    """As ``nodes.kv.copy``, but a chunk that comes twice shows."""
+    stop = start + k.shape[2]
+    if start == 0:
+        layers[:] = 0
+    layers[:, 0, :, start:stop] ^= k
+    layers[:, 1, :, start:stop] ^= v
+
+
+def _form(topology: Topology) -> KvForm:
+    return KvForm(_shape(topology, _layers(topology)), _xor)
 
 
 def _shape(topology: Topology, layers: int) -> KvShape:

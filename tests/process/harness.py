@@ -63,9 +63,11 @@ def write_config(
     stages: int = 2,
     model: Mapping[str, Any] | None = None,
     timeouts: Mapping[str, float] = QUICK,
+    kv: str = "auto",
     sections: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Path:
-    """A topology file on free ports, by default of the toy model.
+    """A topology file on free ports, by default of the toy model. ``kv``: of each stage; auto is
+    shm here.
 
     Its name is used nowhere else, so that no other run holds the names of its nodes.
     """
@@ -84,6 +86,8 @@ def write_config(
     text = "".join(f"[{section}]\n{_values(values)}\n" for section, values in tables.items())
     for (node, role), port in zip(nodes, ports, strict=True):
         values = {"name": node, "role": role, "address": f"tcp://127.0.0.1:{port}"}
+        if role == "prefill":
+            values["kv"] = kv
         text += f"[[node]]\n{_values(values)}\n"
     path = directory / f"{name}.toml"
     path.write_text(text)

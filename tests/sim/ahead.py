@@ -22,14 +22,16 @@ STAGES = ("prefill-0", "prefill-1")
 
 
 class Ahead(World):
-    """Holds at every step that what prefetch promises is true (R9, R18)."""
+    """Holds at every step that what prefetch promises is true (R9, R18). With an odd seed the
+    stages write straight into the owner's memory; with an even one their KV travels in messages."""
 
     def __init__(
         self, seed: int = 0, stages: int = 2, max_steps: int = 1_000_000, **changes: Any
     ) -> None:
         self.slow: set[str] = set()  # nodes that show signs of life though their work is held
         self.most = 0  # grants ever outstanding while the lane decoded
-        super().__init__(topology(stages, prefetch_next=True, **changes), seed, max_steps=max_steps)
+        changes = {"kv": "shm" if seed % 2 else "tcp", "prefetch_next": True} | changes
+        super().__init__(topology(stages, **changes), seed, max_steps=max_steps)
         self.stages = tuple(s.name for s in self.topology.stages)
 
     def step(self, end: float = FOREVER) -> bool:

@@ -177,14 +177,14 @@ def test_the_ring_opens_as_soon_as_its_last_link_is_there(stage: str, first: str
 def test_a_burst_at_the_door_is_refused_not_piled_up() -> None:
     """S13: the door holds so many untokenised prompts; the others end at once, by name."""
     world = World(topology(max_queue=4))
-    world.hold_work("coordinator")
+    world.hold_work("coordinator", "door")
     answers = [world.user.ask(prompt(i, 5), max_tokens=3) for i in range(MAX_WAITING + 10)]
     refused = answers[MAX_WAITING:]
     world.run_until(lambda: all(a.done for a in refused))
     assert {a.outcome for a in refused} == {Outcome.QUEUE_FULL}
     assert not any(a.done for a in answers[:MAX_WAITING])
     assert world.actor("coordinator").door.count == MAX_WAITING
-    world.free_work("coordinator")
+    world.free_work("coordinator", "door")
     world.run_until(lambda: all(a.done for a in answers))
     for i, answer in enumerate(answers[:4]):
         right(answer, prompt(i, 5), 3)

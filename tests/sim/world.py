@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from nodes.coordinator import Coordinator
 from nodes.decode import DecodeNode
 from nodes.engine.toy import toy_answer
 from nodes.prefill import PrefillNode
+from tests.sim.segments import MemorySegments
 from zpd.actor import Actor, Context
 from zpd.errors import Outcome
 from zpd.testing.cluster import Cluster
@@ -21,7 +23,7 @@ TIMES = Timeouts(
 )  # fmt: skip
 
 
-def topology(stages: int = 2, **changes: Any) -> Topology:
+def topology(stages: int = 2, *, kv: str = "tcp", **changes: Any) -> Topology:
     """``stages`` stages over the toy's eight layers, chunks of 4 tokens, room for 64."""
     bounds = [round(i * 8 / stages) for i in range(stages + 1)]
     nodes = (
@@ -33,18 +35,27 @@ def topology(stages: int = 2, **changes: Any) -> Topology:
         Node("decode", "decode", "tcp://127.0.0.1:99"),
     )
     defaults: dict[str, Any] = {"chunk": 4, "prefill_depth": 4, "timeouts": TIMES}
+    nodes = tuple(replace(n, kv=kv) if n.role == "prefill" else n for n in nodes)
     return Topology("sim", "sim.toml", Model("toy", 64), nodes, **(defaults | changes))
 
 
-def make(context: Context, topology: Topology, node: Node) -> Actor:
-    return ROLES[node.role](context, topology, node)
+def make(
+    context: Context, topology: Topology, node: Node, segments: MemorySegments | None = None
+) -> Actor:
+    """``segments``: of the host that all nodes run on; None: of a host of its own."""
+    if node.role == "coordinator":
+        return Coordinator(context, topology, node)
+    return ROLES[node.role](context, topology, node, segments=segments or MemorySegments())
 
 
 class World(Cluster):
     """A cluster that serves: started, its ring open."""
 
     def __init__(self, topology: Topology, seed: int = 0, **kwargs: Any) -> None:
-        super().__init__(topology, make, seed=seed, **kwargs)
+        self.segments = MemorySegments()
+        super().__init__(
+            topology, lambda c, t, n: make(c, t, n, self.segments), seed=seed, **kwargs
+        )
         self.start()
         self.until_ready()
         self.user: SimClient = self.client()

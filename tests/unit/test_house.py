@@ -14,8 +14,8 @@ from zpd.errors import OUTCOMES, Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 PURE = {
-    "errors", "ids", "requests", "messages", "schema", "wire", "window", "reservation", "slots",
-    "owner", "ring", "attempt", "scheduler", "topology", "actor", "events", "actions", "greeting",
+    "errors", "ids", "requests", "messages", "schema", "wire", "window", "reservation", "retired",
+    "slots", "owner", "ring", "attempt", "scheduler", "topology", "actor", "events", "actions", "greeting",
     "peers", "place", "session", "facts", "mismatches", "sockets", "links", "lines", "inbound",
     "address",
 }  # fmt: skip

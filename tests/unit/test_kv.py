@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nodes.engine.solo import NoProgress
-from nodes.kv import KvShape, SourceSlots
+from nodes.kv import KvForm, KvShape, SourceSlots
 from zpd.wire import Blob
 
 SHAPE = KvShape(layers=3, kv_heads=2, max_tokens=8, head_dim=4, dtype="float32")
@@ -16,8 +16,9 @@ KV = np.random.default_rng(1).random((3, 2, 2, N, 4), np.float32)  # as a slot l
 
 def digest(kv: np.ndarray, chunks: list[tuple[int, int]], splits: list[tuple[int, int]]) -> str:
     """Of a slot whose rest holds something else."""
-    slots = SourceSlots(2, SHAPE)
-    slots.kv[:] = 7.0
+    slots = SourceSlots(2, KvForm(SHAPE))
+    for row in slots.kv:
+        row[:] = 7.0
     for first, last in splits:
         for start, stop in chunks:
             part = np.ascontiguousarray(kv[first:last, :, :, start:stop])
@@ -40,7 +41,7 @@ def test_it_depends_on_every_bit(at: tuple[int, ...]) -> None:
 
 
 def test_it_depends_on_nothing_behind_the_prompt() -> None:
-    slots = SourceSlots(1, SHAPE)
+    slots = SourceSlots(1, KvForm(SHAPE))
     before = slots.digest(0, N, NoProgress())
-    slots.kv[0, :, :, :, N:] = 1.0
+    slots.kv[0][:, :, :, N:] = 1.0
     assert slots.digest(0, N, NoProgress()) == before

@@ -88,6 +88,17 @@ CASES: dict[str, Wrong] = {
         'role = "coordinator"', 'role = "coordinator"\nlayers = [0, 8]', ("node[0].layers",)
     ),
     "layers of an own actor": Wrong(OWN_PEERS, "layers = [0, 8]", ("node[4].layers", "only pre")),
+    "misspelt transport": Wrong(
+        "layers = [4, 8]", 'layers = [4, 8]\nkv = "smh"', ('kv = "smh"', "did you mean shm?")
+    ),
+    "transport of a decode node": Wrong(
+        D_ROLE, D_ROLE + '\nkv = "tcp"', ('node[3].kv = "tcp"', "only prefill nodes")
+    ),
+    "shared memory across hosts": Wrong(
+        'address = "tcp://127.0.0.1:{2}"',
+        'address = "tcp://127.0.0.2:{2}"\nkv = "shm"',
+        ('node[2].kv = "shm"', "must be auto or tcp: d is on another host"),
+    ),
     "same name": Wrong('name = "b"', 'name = "a"', ('node[2].name = "a"', "is node[1]'s already")),
     "same port": Wrong("{2}", "{1}", ("node[2].address", "is node[1]'s already")),
     "same port, other name": Wrong(

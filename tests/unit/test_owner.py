@@ -493,3 +493,81 @@ def test_a_dead_coordinators_lane_is_not_handed_to_another_of_its_requests() -> 
     actions = w.do(w.owner.coordinator_gone(0, C))
     assert actions == [StopLane(att(1), 0)]
     assert w.owner.idle
+
+
+# ---- fences where writers share the slot's memory ------------------------------------------------
+
+
+def sharing(*names: str, slots: int = 1) -> World:
+    writers = (Writer("a", 0, 2, "a" in names), Writer("b", 2, 4, "b" in names))
+    w = World()
+    w.owner = Owner(ME, slots, 1, writers)
+    for name, incarnation in (("a", 11), ("b", 12)):
+        w.do(w.owner.writer_up(0, name, incarnation))
+        w.do(w.owner.opened(0, RING.term, name))
+    return w
+
+
+def drained(w: World, use: Use) -> list[Any]:
+    return w.do(w.owner.drain_expired(0, use.slot, use.epoch))
+
+
+def test_a_fence_maps_fresh_memory_only_where_a_busy_writer_shares_it() -> None:
+    w = sharing("a")
+    use = w.reserve(1)
+    w.release(1)
+    assert w.owner.fresh_segment(0, use.epoch) == 1
+    w.end(use, "a")
+    assert w.owner.fresh_segment(0, use.epoch) == 0, "b sends messages, which the epoch keeps out"
+    drained(w, use)
+    assert w.reserve(2) == Use(ME, 0, 2, 0) and len(w.owner.retired) == 0
+
+
+def test_the_next_use_has_fresh_memory_until_the_end_mark_of_the_old_one() -> None:
+    w = sharing("a", "b")
+    use = w.reserve(1)
+    assert w.owner.fresh_segment(0, use.epoch) == 0, "nothing fences a held slot"
+    w.release(1)
+    drained(w, use)
+    after = w.reserve(2)
+    assert after == Use(ME, 0, 2, 1)
+    assert w.kv(use, "a") == "stale_epoch"
+    assert w.kv(after._replace(segment=0), "a") == "stale_segment"
+    assert len(w.owner.retired) == 1
+    for writer in ("a", "b"):
+        assert w.owner.end(0, use, RING.term, writer) == ([], "stale_epoch")
+    assert len(w.owner.retired) == 0
+    assert w.names == ["filling"]
+
+
+@pytest.mark.parametrize("proof", ["replaced", "opened"])
+def test_other_proofs_that_a_retired_segment_is_written_no_more(proof: str) -> None:
+    w = sharing("a", "b")
+    use = w.reserve(1)
+    w.release(1)
+    w.end(use, "b")
+    drained(w, use)
+    assert [s.writers for s in w.owner.retired.segments] == [{"a": 11}]
+    if proof == "replaced":
+        w.do(w.owner.writer_up(0, "a", 12))
+    else:
+        w.do(w.owner.opened(0, NEXT.term, "a"))
+    assert len(w.owner.retired) == 0
+
+
+def test_no_fence_while_as_many_segments_as_may_be_are_retired() -> None:
+    w = sharing("a")
+    for n in range(2):
+        use = w.reserve(n)
+        w.release(n)
+        w.end(use, "b")
+        drained(w, use)
+    third = w.reserve(2)
+    w.release(2)
+    assert third.segment == 2 and w.owner.retired.full
+    assert w.owner.fresh_segment(0, third.epoch) == 0
+    assert drained(w, third) == [Drain(0, third.epoch)] and w.names == ["draining"]
+    w.owner.end(0, Use(ME, 0, 1, 0), RING.term, "a")
+    assert w.owner.fresh_segment(0, third.epoch) == 3
+    drained(w, third)
+    assert w.names == ["free"]

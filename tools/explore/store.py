@@ -3,44 +3,29 @@ whose memory is a shared segment that a fence replaces."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tools.explore.shape import BULK, CD, D_C, HD, WRITERS, Bounds, Peered, Rules, Written
-from zpd.ids import NO_TERM, Attempt, Term, Use
+from zpd.ids import NO_TERM, Attempt, Use
 from zpd.messages import End, Ended, Grant, Kv, LinkState, Opened, Release, Reserve, Token
 from zpd.owner import Action, Granted, StartImport, StopLane
 from zpd.owner import Ended as OwnerEnded
 from zpd.reservation import IMPORT, User
-from zpd.slots import SEGMENT, Slot
+from zpd.slots import Slot
 
 FENCED = {"any": ("draining", "orphaned"), "orphans": ("orphaned",), "none": ()}
-
-
-class ShmSlot(Slot):
-    """``segment``: the number of the memory behind the slot now."""
-
-    segment: int
-
-    def use(self, owner: int) -> Use:
-        return super().use(owner)._replace(segment=self.segment)
-
-    def refuse(self, use: Use, term: Term, writer: str) -> str:
-        why = super().refuse(use._replace(segment=SEGMENT), term, writer)
-        return why or ("stale_segment" if use.segment != self.segment else "")
 
 
 class Decode(Peered):
     def __init__(self, rules: Rules, bounds: Bounds, incarnation: int) -> None:
         super().__init__(rules, "decode", incarnation)
-        self.owner = rules.owner(incarnation, bounds.slots, bounds.lanes, WRITERS, bounds.prefetch)
-        kind = ShmSlot if rules.shm else Slot
+        writers = tuple(replace(w, shared=rules.shm and rules.remap) for w in WRITERS)
+        self.owner = rules.owner(incarnation, bounds.slots, bounds.lanes, writers, bounds.prefetch)
         self.owner.slots = [
-            kind(rules.reservation(i), self.owner.writers, self.owner.tail)
+            Slot(rules.reservation(i), self.owner.writers, self.owner.tail)
             for i in range(bounds.slots)
         ]
-        for slot in self.owner.slots:
-            if isinstance(slot, ShmSlot):
-                slot.segment = 0
         self.fenced = FENCED[bounds.fences]
         self.answers: set[Attempt] = set()
         self.imports: list[StartImport] = []
@@ -58,7 +43,7 @@ class Decode(Peered):
         imports = tuple((x.use, self._chunks(x.use)) for x in self.imports)
         decoding = tuple(sorted(self.decoding))
         idle = self.owner.idle and not self.imports and not self.answers
-        segments = tuple(getattr(s, "segment", 0) for s in slots)
+        segments = tuple(s.segment for s in slots)
         return drains, imports, decoding, idle, segments, frozenset(self.noticed)
 
     def _chunks(self, use: Use) -> int:
@@ -94,9 +79,7 @@ class Decode(Peered):
 
     def on_drain(self, index: int, epoch: int) -> None:
         """A drain's budget ends. In shared memory a fresh segment is mapped first."""
-        slot = self.owner.slots[index]
-        if isinstance(slot, ShmSlot) and self.rules.remap:
-            slot.segment += 1
+        if self.owner.fresh_segment(index, epoch):
             self.out.append(("remap", index))
         self._do(self.owner.drain_expired(0.0, index, epoch))
 

@@ -106,12 +106,12 @@ class Cluster:
     def thaw(self, name: str) -> None:
         self.nodes[name].frozen = False
 
-    def hold_work(self, name: str) -> None:
-        """Its workers make no progress, but its loop runs on."""
-        self.nodes[name].held = True
+    def hold_work(self, name: str, worker: str = "compute") -> None:
+        """Its worker makes no progress, but its loop runs on."""
+        self.nodes[name].held.add(worker)
 
-    def free_work(self, name: str) -> None:
-        self.nodes[name].held = False
+    def free_work(self, name: str, worker: str = "compute") -> None:
+        self.nodes[name].held.discard(worker)
 
     def hold(self, source: str, target: str, link: str = "control") -> None:
         """Frames from one node to another stay in flight until ``release``; nothing is lost."""

@@ -53,7 +53,7 @@ class SimNode:
         self.name = place.name
         self.alive = True
         self.frozen = False
-        self.held = False  # its workers stand still
+        self.held: set[str] = set()  # its workers that stand still
         self.sockets: MemorySockets = MemorySockets(cluster.network, place.name)
         self._work: dict[str, deque[tuple[Callable[[Progress], Any], Done]]] = {}
         self._results: deque[tuple[str, Done, Any, BaseException | None]] = deque()
@@ -84,9 +84,8 @@ class SimNode:
             found.append(self._fire)
         if self._results:
             found.append(self._deliver_result)
-        if not self.held:
-            waits = {worker for worker, *_ in self._results}
-            found += [self._worker_step(w) for w, q in self._work.items() if q and w not in waits]
+        waits = {worker for worker, *_ in self._results} | self.held
+        found += [self._worker_step(w) for w, q in self._work.items() if q and w not in waits]
         return found
 
     def end(self, why: str) -> None:

@@ -1,0 +1,99 @@
+"""Shared memory by name: a name means one memory, and nothing else can be reached through it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from nodes.segments import Files
+from tests.sim.world import topology
+from zpd.errors import RemoteError, UserError
+from zpd.ids import Use
+
+OWNER = 7
+SIZE = 5 * 4096 + 123
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(topology(), tmp_path)
+
+
+def use(slot: int = 0, segment: int = 0, owner: int = OWNER) -> Use:
+    return Use(owner, slot, 1, segment)
+
+
+@pytest.mark.parametrize("part", [slice(0, SIZE), slice(5000, 5003), slice(4096, SIZE)])
+def test_what_one_writes_the_other_reads(files: Files, part: slice) -> None:
+    mine = files.create(OWNER, 2, 3, SIZE)
+    assert bytes(mine) == bytes(SIZE)
+    theirs = files.attach(use(2, 3), SIZE, part)
+    assert len(theirs) == part.stop - part.start
+    theirs[:] = b"x" * len(theirs)
+    assert bytes(mine) == bytes(part.start) + b"x" * len(theirs) + bytes(SIZE - part.stop)
+
+
+def test_what_was_dropped_lives_on_where_it_is_mapped(files: Files) -> None:
+    files.create(OWNER, 0, 0, SIZE)
+    old = files.attach(use(), SIZE, slice(0, SIZE))
+    files.create(OWNER, 0, 1, SIZE)
+    files.drop(OWNER, 0, 0)
+    old[:3] = b"old"
+    new = files.attach(use(segment=1), SIZE, slice(0, SIZE))
+    assert bytes(new[:3]) == bytes(3) and bytes(old[:3]) == b"old"
+    with pytest.raises(RemoteError, match="No such file"):
+        files.attach(use(), SIZE, slice(0, SIZE))
+    files.drop(OWNER, 0, 0)  # twice is no error
+
+
+@pytest.mark.parametrize("other", [use(1), use(segment=1), use(owner=OWNER + 1)])
+def test_another_name_is_another_memory(files: Files, other: Use) -> None:
+    files.create(OWNER, 0, 0, SIZE)
+    with pytest.raises(RemoteError) as error:
+        files.attach(other, SIZE, slice(0, SIZE))
+    assert error.value.reason == "segment"
+
+
+def test_another_size_is_refused(files: Files) -> None:
+    files.create(OWNER, 0, 0, SIZE)
+    with pytest.raises(RemoteError, match=f"{SIZE} bytes, not {SIZE + 1}"):
+        files.attach(use(), SIZE + 1, slice(0, SIZE))
+
+
+def test_a_link_is_not_followed(files: Files, tmp_path: Path) -> None:
+    files.create(OWNER, 0, 0, SIZE)
+    (directory,) = tmp_path.iterdir()
+    os.symlink(directory / "0.0", directory / "1.0")
+    with pytest.raises(RemoteError):
+        files.attach(use(1), SIZE, slice(0, SIZE))
+    with pytest.raises(UserError):  # nor is it taken for a new segment
+        files.create(OWNER, 1, 0, SIZE)
+
+
+def test_it_is_this_users_alone(files: Files, tmp_path: Path) -> None:
+    files.create(OWNER, 0, 0, SIZE)
+    (directory,) = tmp_path.iterdir()
+    assert directory.stat().st_mode & 0o077 == 0
+    assert (directory / "0.0").stat().st_mode & 0o077 == 0
+
+
+def test_a_host_without_room_says_so(files: Files, tmp_path: Path) -> None:
+    """S13: at once, and not by a signal at the first write."""
+    with pytest.raises(UserError, match="bytes for a source slot"):
+        files.create(OWNER, 0, 0, 2**60)
+    assert not list(tmp_path.rglob("0.0"))
+
+
+def test_clear_takes_all_of_this_topology_and_nothing_else(files: Files, tmp_path: Path) -> None:
+    other = Files(topology(3), tmp_path)
+    kept = tmp_path / "zpd-notes"
+    kept.mkdir()
+    for owner in (1, 2):
+        files.create(owner, 0, 0, SIZE)
+    other.create(1, 0, 0, SIZE)
+    assert files.present(1) and files.present(2) and other.present(1)
+    files.clear()
+    assert not files.present(1) and not files.present(2)
+    assert other.present(1) and kept.is_dir()
