@@ -15,8 +15,10 @@ NODES = ("coordinator", "prefill-0", "prefill-1", "decode")
 
 
 def begun(seed: int, steps: int, slots: int = 1, lanes: int = 1) -> tuple[World, list]:
-    """Three requests, of which the first is ``steps`` steps old."""
-    world = World(topology(2, source_slots=slots, lanes=lanes), seed)
+    """Three requests, of which the first is ``steps`` steps old; half of the times KV goes by
+    shared memory."""
+    kv = "shm" if (steps // 6 + steps // 72) % 2 else "tcp"
+    world = World(topology(2, kv=kv, source_slots=slots, lanes=lanes), seed)
     answers = [world.user.ask(prompt(i, 18 + i), max_tokens=6) for i in range(3)]
     for _ in range(steps):
         world.step(world.clock.now + 60)

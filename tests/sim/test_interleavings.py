@@ -500,7 +500,7 @@ FAULTS: dict[str, Callable[[Ahead, str], None]] = {
     "cut": _cut,
 }
 STEPS = [
-    pytest.param(n, marks=() if n % 240 == 100 else pytest.mark.full) for n in range(4, 484, 6)
+    pytest.param(n, marks=() if n % 240 == 100 else pytest.mark.full) for n in range(4, 484, 12)
 ]
 
 
@@ -510,7 +510,8 @@ STEPS = [
 def test_a_fault_at_any_time(fault: str, name: str, steps: int) -> None:
     """Four requests, one of them cancelled: each ends once, by name, none with a wrong token; then
     the system is idle and right."""
-    world = Ahead(steps, source_slots=1 + steps % 2)
+    turn = steps // 12
+    world = Ahead(steps, source_slots=1 + turn % 2, kv=("tcp", "shm")[turn // 2 % 2])
     asked = [(prompt(i, 18 + i), 6) for i in range(4)]
     answers = [world.user.ask(p, max_tokens=n) for p, n in asked]
     for _ in range(steps):
@@ -526,32 +527,39 @@ def test_a_fault_at_any_time(fault: str, name: str, steps: int) -> None:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("n", [300, pytest.param(10_000, marks=pytest.mark.full)])
-def test_a_storm_of_cancels(n: int) -> None:
-    """At random times, four requests at once, two slots and then one: no wrong token, no leak, the
-    same processes, idle at the end."""
-    for slots in (1, 2):
-        world = Ahead(n, source_slots=slots, max_steps=100_000_000)
-        pick = world._random
-        live: list[tuple[int, Answer]] = []
-        outcomes = {str(Outcome.CANCELLED): 0, str(Outcome.LENGTH): 0}
-        for i in range(n // 2):
-            live.append((i, world.user.ask(prompt(i, 1 + i % 20), max_tokens=1 + i % 5)))
-            for _ in range(pick.randrange(60)):
-                world.step(world.clock.now + 60)
-            if len(live) < 4:
-                continue
-            k, victim = live.pop(pick.randrange(len(live)))
-            world.run_until(lambda v=victim: v.uid or v.done)
-            world.user.cancel(victim)
-            world.run_until(lambda v=victim: v.done)
-            right_so_far(victim, prompt(k, 1 + k % 20), 1 + k % 5)
-            outcomes[victim.outcome] += 1
-            del world.trace[:], world.events[:], world.user.asker.messages[:]
-        assert min(outcomes.values()) > n // 40, outcomes
-        world.run_until(lambda left=live: all(a.done for _, a in left))
-        for k, answer in live:
-            right(answer, prompt(k, 1 + k % 20), 1 + k % 5)
-        world.settles()
-        assert {x.runtime.incarnation for x in world.nodes.values() if x.alive} == {1}
-        assert not any(a.after_done for a in world.user.asker.answers.values())
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize(
+    ("n", "kv"),
+    [
+        (150, "tcp"),
+        (150, "shm"),
+        *(pytest.param(2500, m, marks=pytest.mark.full) for m in ("tcp", "shm")),
+    ],
+)
+def test_a_storm_of_cancels(n: int, kv: str, slots: int) -> None:
+    """10,000 in all: at random times, of four requests at once, with one slot or two: no wrong
+    token, no leak, the same processes, idle at the end."""
+    world = Ahead(n, source_slots=slots, kv=kv, max_steps=100_000_000)
+    pick = world._random
+    live: list[tuple[int, Answer]] = []
+    outcomes = {str(Outcome.CANCELLED): 0, str(Outcome.LENGTH): 0}
+    for i in range(n):
+        live.append((i, world.user.ask(prompt(i, 1 + i % 20), max_tokens=1 + i % 5)))
+        for _ in range(pick.randrange(60)):
+            world.step(world.clock.now + 60)
+        if len(live) < 4:
+            continue
+        k, victim = live.pop(pick.randrange(len(live)))
+        world.run_until(lambda v=victim: v.uid or v.done)
+        world.user.cancel(victim)
+        world.run_until(lambda v=victim: v.done)
+        right_so_far(victim, prompt(k, 1 + k % 20), 1 + k % 5)
+        outcomes[victim.outcome] += 1
+        del world.trace[:], world.events[:], world.user.asker.messages[:]
+    assert min(outcomes.values()) > n // 20, outcomes
+    world.run_until(lambda left=live: all(a.done for _, a in left))
+    for k, answer in live:
+        right(answer, prompt(k, 1 + k % 20), 1 + k % 5)
+    world.settles()
+    assert {x.runtime.incarnation for x in world.nodes.values() if x.alive} == {1}
+    assert not any(a.after_done for a in world.user.asker.answers.values())
