@@ -60,12 +60,15 @@ class DecodeNode(Actor):
         sharing = {s.name: topology.kv_transport(s) == "shm" for s in topology.stages}
         writers = tuple(Writer(s.name, *s.layers, sharing[s.name]) for s in topology.stages)
         self.segments = (segments or Files(topology)) if any(sharing.values()) else None
-        memory = SharedMemory(self.segments, context.incarnation) if self.segments else None
+        must = any(s.kv == "shm" for s in topology.stages)
+        self.memory: SharedMemory | None = None
+        if self.segments is not None:
+            self.memory = SharedMemory(self.segments, context.incarnation, must)
         self.owner = Owner(
             context.incarnation, topology.source_slots, topology.lanes, writers,
             topology.prefetch_next,
         )  # fmt: skip
-        self.engine = engine or decode_engine(topology, node, memory)
+        self.engine = engine or decode_engine(topology, node, self.memory)
         self.coordinator = topology.coordinator.name
         self.answers: dict[Attempt, _Answer] = {}
         self.computing = False
@@ -89,7 +92,7 @@ class DecodeNode(Actor):
             "queue": len(self.owner.queue),
             "prefetch_next": self.owner.prefetch_next,
             "segments": {
-                "shared": self.segments is not None,
+                "shared": self.memory is not None and not self.memory.why,
                 "retired": len(self.owner.retired),
                 "most": self.owner.retired.room,
             },
@@ -110,6 +113,10 @@ class DecodeNode(Actor):
         if error is not None:
             raise error
         self.loaded = True
+        if self.memory is not None and self.memory.why:
+            self.context.event(
+                "kv_transport", mode="tcp", owner=self.context.incarnation, why=self.memory.why
+            )
         self.context.event("node_ready", plan=self.plan())
         self._tell_open()
 

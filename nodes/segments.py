@@ -126,21 +126,34 @@ class PrivateMemory:
     """No one else writes to it."""
 
     def map(self, slot: int, segment: int, nbytes: int) -> Memory:
-        return mmap.mmap(-1, nbytes)
+        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
     def drop(self, slot: int, segment: int) -> None:
         pass
 
 
 class SharedMemory:
-    """Stages on this host write to it. ``owner``: the decode node's incarnation."""
+    """Stages on this host write to it. ``owner``: the decode node's incarnation. ``must``: a host
+    that has no room for it is an error, and not a reason to share nothing."""
 
-    def __init__(self, segments: Segments, owner: int) -> None:
+    def __init__(self, segments: Segments, owner: int, must: bool) -> None:
         self._segments = segments
         self._owner = owner
+        self._must = must
+        self.why = ""  # nothing is shared
 
     def map(self, slot: int, segment: int, nbytes: int) -> Memory:
-        return self._segments.create(self._owner, slot, segment, nbytes)
+        if self.why:
+            return PrivateMemory().map(slot, segment, nbytes)
+        try:
+            found = self._segments.create(self._owner, slot, segment, nbytes)
+        except UserError as error:
+            if self._must or segment:  # a fence: stages hold what was shared, so it has to wait
+                raise
+            self.why = str(error)
+            self._segments.clear()
+            return self.map(slot, segment, nbytes)
+        return found
 
     def drop(self, slot: int, segment: int) -> None:
         self._segments.drop(self._owner, slot, segment)

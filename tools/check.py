@@ -12,8 +12,9 @@ from pathlib import Path
 from nodes.fit import MIB, misfits
 from nodes.models.directory import resolve
 from nodes.models.spec import ModelSpec, read_spec
+from nodes.segments import ROOT
 from tools.launch import is_local
-from tools.plan import need, table
+from tools.plan import need, shared, table
 from zpd.config import load
 from zpd.errors import ConfigError, UserError
 from zpd.layers import TOY
@@ -71,6 +72,7 @@ def check(topology: Topology) -> ModelSpec | None:
         problems += misfits(topology, spec)
         if spec is not None:
             problems += _memory(topology, spec, host_memory())
+            problems += _shared_memory(topology, spec, free_shared_memory())
     if problems:
         raise ConfigError("\n".join(problems))
     return spec
@@ -106,6 +108,25 @@ def _memory(topology: Topology, spec: ModelSpec, has: int) -> list[str]:
         f"{len(here)} nodes on this host need about {needs // MIB} MiB for weights and KV "
         f"({most}), but it has {has // MIB} MiB"
     ]
+
+
+def _shared_memory(topology: Topology, spec: ModelSpec, has: int) -> list[str]:
+    """Only where a stage must share: auto uses messages where there is no room."""
+    needs = shared(topology, spec)
+    must = [s.name for s in topology.stages if s.kv == "shm"]
+    if not must or needs <= has or not is_local(topology.decode.address):
+        return []
+    return [
+        f'{topology.file}: kv = "shm" of {", ".join(must)}: {topology.source_slots} source slot(s) '
+        f"need {needs // MIB} MiB in {ROOT}, which has {has // MIB} MiB: must be auto or tcp, or "
+        "[model] max_tokens smaller"
+    ]
+
+
+def free_shared_memory() -> int:
+    """Bytes that new segments may take."""
+    found = os.statvfs(ROOT)
+    return found.f_bavail * found.f_frsize
 
 
 def differences(topologies: Sequence[Topology]) -> list[str]:

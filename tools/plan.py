@@ -40,6 +40,14 @@ def need(topology: Topology, node: Node, spec: ModelSpec) -> Need:
     return Need(params * item, spec.kv_bytes(tokens, last - first, item))
 
 
+def shared(topology: Topology, spec: ModelSpec) -> int:
+    """Bytes of the source slots, where stages may write straight into them; else 0."""
+    if all(topology.kv_transport(s) == "tcp" for s in topology.stages):
+        return 0
+    tokens = topology.source_slots * topology.model.max_tokens
+    return spec.kv_bytes(tokens, spec.layers, ITEM_SIZE[topology.decode.dtype])
+
+
 def layer_params(spec: ModelSpec) -> int:
     """Numbers in one layer: attention (q, k, v, o), the gated MLP, norms and biases."""
     row = spec.row
@@ -89,6 +97,8 @@ def table(topology: Topology, spec: ModelSpec | None) -> str:
         f"window: {topology.prefill_depth} ops or {_mib(topology.prefill_bytes)}; "
         f"longest queues: {q.ring} messages on a ring link, {q.kv} on a KV link",
     ]
+    by = {s.name: topology.kv_transport(s) for s in topology.stages}
+    lines.append("KV to the decode node: " + ", ".join(f"{n} by {how}" for n, how in by.items()))
     return "\n".join(lines)
 
 

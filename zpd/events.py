@@ -131,7 +131,7 @@ _ROWS = (
           "A stage could not compute an op: this use is skipped from here on."),
     Event("kv_transport", "info", "ring",
           {"mode": "tcp or shm", "owner": "the decode node's incarnation", "why": "what decided"},
-          "How this stage's KV reaches the decode node's slots."),
+          "How this stage's KV reaches the decode node's slots, or the decode node shares none."),
     Event("term_opened", "info", "ring", {"term": "the new term"},
           "This stage obeys a new term; everything of older ones is dropped."),
     Event("reply_out_of_order", "error", "gate", {"why": "what came, and what had to come"},

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nodes.models.spec import read_spec
-from tools.check import check, host_memory
+from tools.check import _shared_memory, check, host_memory
 from tools.cli import main
-from tools.plan import Need, layer_params, need, queues
+from tools.plan import Need, layer_params, need, queues, shared
 from zpd.config import load
 from zpd.errors import ConfigError
 from zpd.layers import TOY_LAYERS
@@ -186,3 +187,17 @@ def test_our_own_packages_are_fine() -> None:
     command = [sys.executable, "-m", "zpd", "check", str(TOY)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_memory_that_stages_must_share_fits_the_host(tmp_path: Path) -> None:
+    topology = load(put(tmp_path))
+    spec = read_spec(tmp_path / "model")
+    made = replace(topology, nodes=tuple(
+        replace(n, kv="shm") if n.role == "prefill" else n for n in topology.nodes
+    ))  # fmt: skip
+    needs = shared(made, spec)
+    assert needs == made.source_slots * made.model.max_tokens * 3 * 2 * 2 * 2 * 4
+    assert _shared_memory(made, spec, needs) == []
+    (line,) = _shared_memory(made, spec, needs - 1)
+    assert 'kv = "shm" of ' in line and "must be auto or tcp" in line
+    assert _shared_memory(topology, spec, 0) == [], "auto finds its way"

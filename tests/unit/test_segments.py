@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nodes.segments import Files
+from nodes.segments import Files, SharedMemory
 from tests.sim.world import topology
 from zpd.errors import RemoteError, UserError
 from zpd.ids import Use
@@ -84,6 +84,39 @@ def test_a_host_without_room_says_so(files: Files, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="bytes for a source slot"):
         files.create(OWNER, 0, 0, 2**60)
     assert not list(tmp_path.rglob("0.0"))
+
+
+def no_room(*_: int) -> None:
+    raise OSError(28, "none left")
+
+
+def test_a_host_with_room_for_one_slot_shares_none(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the slots in shared memory would be neither one transport nor the other."""
+    memory = SharedMemory(files, OWNER, must=False)
+    memory.map(0, 0, SIZE)
+    assert files.present(OWNER) and not memory.why
+    monkeypatch.setattr("os.posix_fallocate", no_room)
+    mine = memory.map(1, 0, SIZE)
+    assert not files.present(OWNER) and f"no {SIZE} bytes for a source slot: none" in memory.why
+    assert bytes(mine) == bytes(SIZE)
+    memory.map(0, 1, SIZE)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_host_without_room_where_it_must_share(files: Files) -> None:
+    memory = SharedMemory(files, OWNER, must=True)
+    with pytest.raises(UserError):
+        memory.map(0, 0, 2**60)
+
+
+def test_a_fence_that_finds_no_room_shares_on(files: Files) -> None:
+    memory = SharedMemory(files, OWNER, must=False)
+    memory.map(0, 0, SIZE)
+    with pytest.raises(UserError):
+        memory.map(0, 1, 2**60)
+    assert files.present(OWNER) and not memory.why
 
 
 def test_clear_takes_all_of_this_topology_and_nothing_else(files: Files, tmp_path: Path) -> None:
