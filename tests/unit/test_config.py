@@ -84,6 +84,16 @@ def test_good(tmp_path: Path) -> None:
     assert not t.expose
 
 
+def test_every_key_of_a_node_reaches_it(tmp_path: Path) -> None:
+    more = 'layers = [0, 3]\nthreads = 3\ndevice = "cuda:1"\ndtype = "bfloat16"\nkv = "shm"\n'
+    t = load(write(tmp_path, swap(A, A + more).replace(B, B + "layers = [3, 8]\n")))
+    said = {"name": "a", "role": "prefill", "address": A.split('"')[0], "layers": (0, 3),
+            "threads": 3, "device": "cuda:1", "dtype": "bfloat16", "kv": "shm"}  # fmt: skip
+    left = {"host", "peers", "bulk_peers", "args"}  # see configs/two-hosts.toml, own-actor.toml
+    assert said.keys() | left == NODE.keys()
+    assert {k: getattr(t.nodes[1], k) for k in said} == said
+
+
 def swap(old: str, new: str) -> str:
     assert GOOD.count(old) == 1, old
     return GOOD.replace(old, new)
