@@ -100,6 +100,7 @@ def parse(data: Mapping[str, Any], problems: Problems, prefetch_next: bool = Fal
                 dtype=n["dtype"] or s["model"]["dtype"],
                 kv=n["kv"],
                 host=n["host"],
+                via=n["via"],
                 peers=n["peers"],
                 bulk_peers=n["bulk_peers"],
                 args=n["args"],

@@ -43,6 +43,12 @@ def _names(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _via(value: Any) -> Mapping[str, str]:
+    if type(value) is not dict:
+        raise ValueError("must be a table: a node's name = tcp://HOST:PORT where it is reached")
+    return MappingProxyType({name: _address(where) for name, where in value.items()})
+
+
 def _args(value: Any) -> Mapping[str, Any]:
     """Read-only all the way down."""
     if type(value) is not dict:
@@ -81,6 +87,7 @@ NODE: dict[str, Key] = {
     "dtype": Key(one_of(*DTYPES), None),
     "kv": Key(one_of("auto", "tcp", "shm"), Node.kv),
     "host": Key(NAME, Node.host),
+    "via": Key(_via, NOTHING),
     "peers": Key(_names, ()),
     "bulk_peers": Key(_names, ()),
     "args": Key(_args, NOTHING),
@@ -131,6 +138,10 @@ def check_nodes(problems: Problems, nodes: list[dict[str, Any]], expose: bool) -
 def _check_peers(problems: Problems, nodes: list[dict[str, Any]]) -> None:
     names = [n["name"] for n in nodes if "name" in n]
     for i, n in enumerate(nodes):
+        for name in n.get("via", ()):
+            if name not in names or name == n.get("name"):
+                text = f"{name} is no other node, {suggest(name, names)}"
+                problems.add(f"node[{i}].via", text, dict(n["via"]))
         for key in ("peers", "bulk_peers"):
             said = n.get(key, ())
             for name in said:

@@ -34,7 +34,9 @@ class Place:
             name=name,
             role=topology.node(name).role,
             incarnation=incarnation,
-            dials=tuple((p, link, topology.node(p).address) for p, link in topology.links(name)),
+            dials=tuple(
+                (p, link, topology.dial_address(name, p)) for p, link in topology.links(name)
+            ),
             roles={p: topology.node(p).role for p in others},
             expected=frozenset(
                 (p, link) for p in others for to, link in topology.links(p) if to == name

@@ -51,6 +51,7 @@ class Node:
     dtype: str = "float32"
     kv: str = "auto"  # how a stage's KV gets to the decode node: tcp, shm, or auto by their hosts
     host: str = ""  # the machine that runs it, as `zpd up --host` names it
+    via: Mapping[str, str] = field(default_factory=lambda: NOTHING, hash=False)  # see dial_address
     peers: tuple[str, ...] = ()
     bulk_peers: tuple[str, ...] = ()
     args: Mapping[str, Any] = field(default_factory=lambda: NOTHING, hash=False)
@@ -125,6 +126,11 @@ class Topology:
         after = ring[ring.index(name) + 1 :]
         onward = after[0] if after else c
         return ((c, "control"), (d, "control"), (onward, "bulk"), (d, "bulk"))
+
+    def dial_address(self, name: str, peer: str) -> str:
+        """Where node ``name`` connects to reach ``peer``: the peer's address, or that of a
+        forwarder between them (``via`` of the node that dials)."""
+        return self.node(name).via.get(peer, self.node(peer).address)
 
     def kv_transport(self, stage: Node) -> str:
         """tcp, or shm where the stage may write straight into the decode node's memory."""

@@ -86,9 +86,11 @@ def test_good(tmp_path: Path) -> None:
 
 def test_every_key_of_a_node_reaches_it(tmp_path: Path) -> None:
     more = 'layers = [0, 3]\nthreads = 3\ndevice = "cuda:1"\ndtype = "bfloat16"\nkv = "shm"\n'
+    more += 'via = { b = "tcp://127.0.0.1:9" }\n'
     t = load(write(tmp_path, swap(A, A + more).replace(B, B + "layers = [3, 8]\n")))
     said = {"name": "a", "role": "prefill", "address": A.split('"')[0], "layers": (0, 3),
-            "threads": 3, "device": "cuda:1", "dtype": "bfloat16", "kv": "shm"}  # fmt: skip
+            "threads": 3, "device": "cuda:1", "dtype": "bfloat16", "kv": "shm",
+            "via": {"b": "tcp://127.0.0.1:9"}}  # fmt: skip
     left = {"host", "peers", "bulk_peers", "args"}  # see configs/two-hosts.toml, own-actor.toml
     assert said.keys() | left == NODE.keys()
     assert {k: getattr(t.nodes[1], k) for k in said} == said
@@ -111,6 +113,18 @@ WRONG: dict[str, tuple[str, tuple[str, ...]]] = {
     "unknown node key": (
         swap(A, A + "thread = 2\n"),
         ("node[1].thread = 2", "did you mean threads?"),
+    ),
+    "a way to nobody": (
+        swap(A, A + 'via = { e = "tcp://127.0.0.1:9" }\n'),
+        ("node[1].via", "e is no other node", "known are: c, a, b, d"),
+    ),
+    "a way to itself": (
+        swap(A, A + 'via = { a = "tcp://127.0.0.1:9" }\n'),
+        ("node[1].via", "a is no other node"),
+    ),
+    "a way that is no address": (
+        swap(A, A + 'via = { b = "127.0.0.1:9" }\n'),
+        ("node[1].via", "must be tcp://HOST:PORT"),
     ),
     "key of another table": (
         swap("chunk = 16", "chunk = 16\nlanes = 2"),
@@ -367,7 +381,7 @@ def test_the_explained_config_shows_every_key_and_its_default(zpd_home: Path) ->
     # these have the keys of the toy model alone, of actors of one's own, of several hosts
     for more in ("toy-2stage", "own-actor", "two-hosts"):
         text += (CONFIGS / f"{more}.toml").read_text()
-    said = set(re.findall(r"^(\w+) = ", text, re.MULTILINE))
+    said = set(re.findall(r"^(?:# )?(\w+) = ", text, re.MULTILINE))
     left_out = {"layers"} if "layers = 30" not in text else set()
     assert said >= {k for keys in (*SECTIONS.values(), NODE) for k in keys} - left_out
     t = load(CONFIGS / "local-2stage.toml")
