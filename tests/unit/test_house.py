@@ -15,9 +15,9 @@ from zpd.errors import OUTCOMES, Outcome
 ROOT = Path(__file__).resolve().parents[2]
 PURE = {
     "errors", "ids", "requests", "messages", "schema", "wire", "window", "reservation",
-    "retired", "slots", "owner", "ring", "attempt", "scheduler", "topology", "actor", "events",
-    "actions", "greeting", "peers", "place", "session", "facts", "mismatches", "sockets",
-    "links", "lines", "inbound", "address",
+    "retired", "order", "depth", "slots", "owner", "ring", "attempt", "scheduler", "topology",
+    "actor", "events", "actions", "greeting", "peers", "place", "session", "facts",
+    "mismatches", "sockets", "links", "lines", "inbound", "address",
 }  # fmt: skip
 IO_LIBRARIES = {
     "zmq", "socket", "selectors", "threading", "subprocess", "time", "signal", "fcntl", "tomllib",
