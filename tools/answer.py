@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ CANCEL_BUDGET = 3.0  # seconds that a cancelled request's terminal answer is wai
 class Link(Protocol):
     """What this needs of ``zpd.client.Client``."""
 
-    def send(self, message: Message) -> None: ...
+    def send(self, message: Message, blobs: Sequence[Blob] = ()) -> None: ...
 
     def receive(self, timeout: float) -> tuple[Message, tuple[Blob, ...]] | None: ...
 
@@ -96,24 +96,36 @@ def receive(
                 answer.outcome = Outcome.CANCELLED
             answer.detail = str(e)
             return answer
-        match got and got[0]:
-            case Accepted(uid=uid, n_prompt=n):
-                answer.n_prompt = n
-            case Delta(text=text, ids=ids):
-                answer.text += text
-                answer.token_ids += ids
-                answer.n_tokens = len(answer.token_ids)
-                if not cancelled:
-                    try:
-                        show(text)
-                    except BrokenPipeError:
-                        cancelled = True
-                        deadline = min(deadline, now() + CANCEL_BUDGET)
-            case Done() as done:
-                answer.outcome, answer.detail = _outcome(done.outcome), done.detail
-                answer.n_prompt, answer.n_tokens = done.n_prompt, done.n_tokens
-                answer.spans = done.spans
-                return answer
+        if got is None:
+            continue
+        message = got[0]
+        if take(answer, message):
+            return answer
+        if isinstance(message, Accepted):
+            uid = message.uid
+        elif isinstance(message, Delta) and not cancelled:
+            try:
+                show(message.text)
+            except BrokenPipeError:
+                cancelled = True
+                deadline = min(deadline, now() + CANCEL_BUDGET)
+
+
+def take(answer: Answer, message: Message) -> bool:
+    """Note what one message says. True: it is the terminal one."""
+    match message:
+        case Accepted(n_prompt=n):
+            answer.n_prompt = n
+        case Delta(text=text, ids=ids):
+            answer.text += text
+            answer.token_ids += ids
+            answer.n_tokens = len(answer.token_ids)
+        case Done():
+            answer.outcome, answer.detail = _outcome(message.outcome), message.detail
+            answer.n_prompt, answer.n_tokens = message.n_prompt, message.n_tokens
+            answer.spans = message.spans
+            return True
+    return False
 
 
 def _outcome(word: str) -> Outcome:

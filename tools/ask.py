@@ -11,10 +11,12 @@ import contextlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
 from tools.answer import Answer, failed, receive, where_time_went
+from tools.batch import AT_ONCE, Line, as_json, ask_all, labelled, progress, read
 from tools.bring_up import NotReady, until_ready
 from tools.check import check
 from tools.interrupts import Interrupts
@@ -33,6 +35,8 @@ from zpd.topology import Topology
 from zpd.wire import Blob
 
 MAX_TOKENS = 256
+MAX_AT_ONCE = 4096
+Asked = Callable[[Client, Interrupts], Answer]  # what is done with a link to the coordinator
 MARGIN = 5.0  # seconds that the coordinator's own answer to a passed deadline may take to get here
 NUMBERS = {
     "temperature": "0: always the likeliest token",
@@ -49,7 +53,9 @@ NUMBERS = {
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser("ask", help="ask a topology one question")
     add = parser.add_argument
-    add("prompt", metavar="PROMPT", help="the question; - reads it from stdin")
+    add("prompt", metavar="PROMPT", nargs="?", help="the question; - reads it from stdin")
+    add("--batch", type=Path, metavar="FILE.jsonl", help="many questions, one a line, instead")
+    add("--at-once", type=int, default=AT_ONCE, metavar="N", help="of a batch (%(default)s)")
     add("--config", required=True, type=Path, metavar="FILE", help="the topology file")
     add("--up", action="store_true", help="start the topology for this question, then stop it")
     add(
@@ -83,13 +89,26 @@ def run(args: argparse.Namespace) -> int:
     try:
         if args.pd_prefetch_next and not args.up:
             raise UserError(f"{prefetch.FLAG}: only with --up; a topology that runs has its own")
+        if (args.prompt is None) == (args.batch is None):
+            raise UserError("PROMPT or --batch FILE.jsonl: exactly one of them")
         topology = load(args.config, prefetch_next=args.pd_prefetch_next)
-        question, blob = _question(args)
+        if args.batch is not None:
+            return _batch(args, topology)
+        question, blob = _question(args, args.prompt)
+        budget = (args.timeout or topology.timeouts.request) + MARGIN
+        show = _nothing if args.json else _stream
+
+        def asked(link: Client, interrupts: Interrupts) -> Answer:
+            link.send(question, (blob,))
+            answer = receive(link, interrupts, budget, show)
+            if answer.text and not answer.text.endswith("\n"):
+                with contextlib.suppress(BrokenPipeError):
+                    show("\n")
+            return answer
+
         with Interrupts() as interrupts:
-            if args.up:
-                answer = _ask_up(args, topology, question, blob, interrupts)
-            else:
-                answer = _ask(args, topology, question, blob, interrupts)
+            way = _up if args.up else _with_link
+            answer = way(args, topology, interrupts, asked)
     except UserError as e:
         if args.json:
             _print_json(failed(Outcome.BAD_REQUEST, str(e)))
@@ -105,7 +124,39 @@ def run(args: argparse.Namespace) -> int:
     return OUTCOMES[answer.outcome].exit_code
 
 
-def _question(args: argparse.Namespace) -> tuple[Ask, Blob]:
+def _batch(args: argparse.Namespace, topology: Topology) -> int:
+    """The exit code is the first failed answer's, 0 where none failed."""
+    if not 1 <= args.at_once <= MAX_AT_ONCE:
+        raise UserError(f"--at-once {args.at_once}: must be from 1 to {MAX_AT_ONCE}")
+    lines = read(args.batch, args.max_tokens)
+
+    def question(line: Line) -> tuple[Ask, Blob]:
+        ask, blob = _question(args, line.prompt)
+        return labelled(ask, line), blob
+
+    question(lines[0])  # what the flags say wrongly is said before anything is asked
+    failures: list[Answer] = []
+
+    def asked(link: Client, interrupts: Interrupts) -> Answer:
+        with progress("asked", len(lines)) as show:
+            for line, answer in ask_all(link, lines, question, args.at_once, interrupts):
+                print(as_json(line, answer), flush=True)
+                show()
+                if not answer.outcome.ok:
+                    failures.append(answer)
+        return failures[0] if failures else Answer(Outcome.STOP)
+
+    with Interrupts() as interrupts:
+        answer = (_up if args.up else _with_link)(args, topology, interrupts, asked)
+    if interrupts.asked:
+        return interrupts.exit_code
+    if not answer.outcome.ok:
+        count = f"{len(failures)} of {len(lines)} failed, the first: " if failures else ""
+        print(f"zpd ask: {count}{answer.outcome}: {answer.detail}", file=sys.stderr)
+    return OUTCOMES[answer.outcome].exit_code
+
+
+def _question(args: argparse.Namespace, prompt: str) -> tuple[Ask, Blob]:
     """Raises UserError naming the first value that is not allowed."""
     sampling = Sampling(**{name: getattr(args, name) for name in NUMBERS})
     sampling.check()
@@ -114,7 +165,7 @@ def _question(args: argparse.Namespace) -> tuple[Ask, Blob]:
     for flag, seconds in (("--timeout", args.timeout), ("--ready-timeout", args.ready_timeout)):
         if not 0 <= seconds <= 86400:
             raise UserError(f"{flag} {seconds}: must be seconds from 0 to 86400")
-    prompt = _stdin() if args.prompt == "-" else args.prompt
+    prompt = _stdin() if args.prompt == "-" else prompt
     text = prompt if args.raw else json.dumps([{"role": "user", "content": prompt}])
     kind = "raw" if args.raw else "chat"
     label = f"ask-{os.getpid()}"
@@ -129,13 +180,10 @@ def _stdin() -> str:
         raise UserError(f"PROMPT -: stdin is not UTF-8 text (byte {e.start})") from None
 
 
-def _ask_up(
-    args: argparse.Namespace,
-    topology: Topology,
-    question: Ask,
-    blob: Blob,
-    interrupts: Interrupts,
+def _up(
+    args: argparse.Namespace, topology: Topology, interrupts: Interrupts, asked: Asked
 ) -> Answer:
+    """Start the topology, ask, stop it."""
     check(topology)
     directory = run_dir(topology, args.run_dir)
     screen = Screen(f"starting {topology.name}, logs in {directory}", sys.stderr, transient=True)
@@ -149,30 +197,19 @@ def _ask_up(
                 return failed(Outcome.UNAVAILABLE, str(e))
         if interrupts.asked:
             return failed(Outcome.CANCELLED, "stopped before it was asked")
-        return _ask(args, topology, question, blob, interrupts)
+        return _with_link(args, topology, interrupts, asked)
 
 
-def _ask(
-    args: argparse.Namespace,
-    topology: Topology,
-    question: Ask,
-    blob: Blob,
-    interrupts: Interrupts,
+def _with_link(
+    args: argparse.Namespace, topology: Topology, interrupts: Interrupts, asked: Asked
 ) -> Answer:
     where = topology.coordinator.address
-    budget = (args.timeout or topology.timeouts.request) + MARGIN
-    show = _nothing if args.json else _stream
     try:
         with Client(where, timeouts=topology.timeouts) as client:
-            client.send(question, (blob,))
-            answer = receive(client, interrupts, budget, show)
+            return asked(client, interrupts)
     except RemoteError as e:
         hint = "" if args.up else f" (start it with `zpd up {args.config}`, or add --up)"
         return failed(Outcome.UNAVAILABLE, f"coordinator at {where}: {e}{hint}")
-    if answer.text and not answer.text.endswith("\n"):
-        with contextlib.suppress(BrokenPipeError):
-            show("\n")
-    return answer
 
 
 def _nothing(text: str) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nodes.engine.toy import toy_answer
 from tests.process.conftest import Toy
 from tests.process.harness import Command, send, wait_until, write_config, zpd
 from tools.watch import Watch
@@ -131,3 +133,47 @@ def test_ctrl_c_cancels_at_the_coordinator_and_the_next_answer_is_right(toy: Toy
         assert coordinator()["outcomes"].get("cancelled") == 1
         wait_until(lambda: watch.views()[topology.coordinator.name].ready, "the path is ready")
     assert ask(toy, *words)["token_ids"] == right
+
+
+def test_a_batch_is_answered_line_by_line(toy: Toy, tmp_path: Path) -> None:
+    """S2: streams of different lengths, at most five at once; each answer is its own."""
+    texts = [f"prompt {i} " + "x" * (13 * i % 90) for i in range(12)]
+    lines: list[Any] = [{"prompt": t, "id": f"n{i}"} for i, t in enumerate(texts)]
+    lines[3], lines[7] = texts[3], {"prompt": texts[7], "max_tokens": 2}
+    file = tmp_path / "batch.jsonl"
+    file.write_text("\n\n".join(json.dumps(line) for line in lines))
+    words = ("--config", toy.config, "--raw", "--max-tokens", "6", "--at-once", "5")
+    done = zpd("ask", *words, "--batch", file)
+    assert (done.returncode, done.stderr) == (0, "")
+    answers = {a["id"]: a for a in map(json.loads, done.stdout.splitlines())}
+    names = [f"n{i}" for i in range(12)]
+    names[3], names[7] = "7", "15"  # the number of the line, where it has no id
+    assert sorted(answers) == sorted(names)
+    for i, (name, text) in enumerate(zip(names, texts, strict=True)):
+        wanted = toy_answer(list(text.encode()), 2 if i == 7 else 6)
+        assert answers[name]["token_ids"] == wanted, name
+
+
+def test_a_batch_with_a_line_that_fails(toy: Toy, tmp_path: Path) -> None:
+    file = tmp_path / "batch.jsonl"
+    file.write_text(json.dumps("x" * 600) + "\n" + json.dumps("short"))
+    done = zpd("ask", "--config", toy.config, "--raw", "--max-tokens", "3", "--batch", file)
+    found = {a["id"]: a for a in map(json.loads, done.stdout.splitlines())}
+    assert found["1"]["error"]["outcome"] == "prompt_too_long"
+    assert found["2"]["token_ids"] == toy_answer(list(b"short"), 3)
+    assert done.returncode == 2
+    assert done.stderr.startswith("zpd ask: 1 of 2 failed, the first: prompt_too_long: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "PROMPT or --batch FILE.jsonl: exactly one of them"),
+        (("hello", "--batch", "x"), "PROMPT or --batch FILE.jsonl: exactly one of them"),
+        (("--batch", "no-such-file"), "--batch no-such-file: cannot be read"),
+        (("--at-once", "0", "--batch", "x"), "--at-once 0: must be from 1 to 4096"),
+    ],
+)
+def test_a_batch_asked_wrongly(toy: Toy, words: tuple[str, ...], said: str) -> None:
+    done = zpd("ask", "--config", toy.config, *words)
+    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
