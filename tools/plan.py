@@ -72,7 +72,7 @@ def queues(topology: Topology) -> Queues:
     each slot, one OPENED."""
     chunks = -(-topology.model.max_tokens // topology.chunk)
     slots = topology.source_slots
-    return Queues(topology.prefill_depth + slots + 1, slots * (chunks + 1) + 1)
+    return Queues(topology.most_ops() + slots + 1, slots * (chunks + 1) + 1)
 
 
 def table(topology: Topology, spec: ModelSpec | None) -> str:
@@ -88,13 +88,14 @@ def table(topology: Topology, spec: ModelSpec | None) -> str:
         "  ".join(cell.ljust(w) for cell, w in zip(r, widths, strict=True)).rstrip() for r in rows
     ]
     q, m = queues(topology), topology.model
+    depth = topology.prefill_depth or f"auto (at most {topology.most_ops()})"
     lanes = f"{topology.lanes} lane(s)"
     lanes += ", prefetches the next request" if topology.prefetch_next else ""
     lines += [
         "",
         f"model {m.name}, {m.layers} layers; a slot holds {m.max_tokens} tokens in chunks of "
         f"{topology.chunk}; {topology.source_slots} source slot(s), {lanes}",
-        f"window: {topology.prefill_depth} ops or {_mib(topology.prefill_bytes)}; "
+        f"window: {depth} ops or {_mib(topology.prefill_bytes)}, {topology.prefill_order}; "
         f"longest queues: {q.ring} messages on a ring link, {q.kv} on a KV link",
     ]
     by = {s.name: topology.kv_transport(s) for s in topology.stages}

@@ -16,7 +16,19 @@ from zpd.configkeys import Key, Problems, flag, one_of, read_table, seconds, sug
 from zpd.confignodes import DTYPES, NAME, NODE, check_nodes
 from zpd.errors import ConfigError
 from zpd.layers import MAX_LAYERS, TOY, layer_count, split
-from zpd.topology import Model, Node, Timeouts, Topology
+from zpd.order import POLICIES
+from zpd.topology import AUTO, Model, Node, Timeouts, Topology
+
+
+def _depth(value: Any) -> int:
+    if value == "auto":
+        return AUTO
+    try:
+        found: int = whole(1, 1024)(value)
+    except ValueError as e:
+        raise ValueError(f"{e}, or auto") from None
+    return found
+
 
 MAX_FILE = 2**20  # bytes; a file longer than this is no topology
 LEVELS = ("debug", "info", "warning", "error")
@@ -36,7 +48,8 @@ SECTIONS: dict[str, dict[str, Key]] = {
     },
     "prefill": {
         "chunk": Key(whole(1, 2**20), Topology.chunk),
-        "depth": Key(whole(1, 1024), Topology.prefill_depth),
+        "depth": Key(_depth, Topology.prefill_depth),
+        "order": Key(one_of(*POLICIES), Topology.prefill_order),
         "bytes": Key(whole(1, 2**40), Topology.prefill_bytes),
     },
     "decode": {
@@ -109,6 +122,7 @@ def parse(data: Mapping[str, Any], problems: Problems, prefetch_next: bool = Fal
         ),
         chunk=s["prefill"]["chunk"],
         prefill_depth=s["prefill"]["depth"],
+        prefill_order=s["prefill"]["order"],
         prefill_bytes=s["prefill"]["bytes"],
         lanes=s["decode"]["lanes"],
         source_slots=s["decode"]["source_slots"],

@@ -30,7 +30,7 @@ class Order(Generic[S]):
 
     def __init__(self, policy: str) -> None:
         self.policy = policy
-        self._turns: list[S] = []  # whose turn comes first stands first
+        self._served: list[S] = []  # who had a turn, the longest ago first
 
     def choose(self, streams: Sequence[S]) -> S:
         """One of ``streams``, which stand in the order of their grants; none of them is done."""
@@ -38,7 +38,12 @@ class Order(Generic[S]):
             return min(streams, key=lambda s: s.n_prompt - s.sent)
         if self.policy == "fifo":
             return streams[0]
-        known = [s for s in self._turns if any(s is x for x in streams)]
-        known += [s for s in streams if not any(s is x for x in known)]
-        self._turns = [*known[1:], known[0]]
-        return known[0]
+        served = [s for s in self._served if any(s is x for x in streams)]
+        new = [s for s in streams if not any(s is x for x in served)]
+        self._served = served
+        return (new + served)[0]
+
+    def took(self, stream: S) -> None:
+        """The chunk of the chosen one went out: its next turn comes after all others'."""
+        if self.policy == "round_robin":
+            self._served = [*(s for s in self._served if s is not stream), stream]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zpd.attempt import Live, Phase, Request
+from zpd.depth import AutoDepth
 from zpd.errors import Outcome, RemoteError
 from zpd.ids import Attempt, Use
 from zpd.messages import (
@@ -26,8 +27,9 @@ from zpd.messages import (
     Skip,
     Token,
 )
+from zpd.order import Order
 from zpd.ring import RingOpener, RingState
-from zpd.topology import Topology
+from zpd.topology import AUTO, Topology
 from zpd.window import OutOfOrder, Window
 
 OWNER_REASONS = {  # the owner's word -> what the client is told
@@ -91,7 +93,10 @@ class Scheduler:
         self.head = self.stages[0]
         self.incarnation = incarnation
         self.bytes_per_token = op_bytes_per_token
-        self.window = Window(topology.prefill_depth, topology.prefill_bytes)
+        self.sizer = AutoDepth(len(self.stages)) if topology.prefill_depth == AUTO else None
+        depth = topology.prefill_depth if self.sizer is None else self.sizer.depth
+        self.window = Window(depth, topology.prefill_bytes)
+        self.order: Order[Live] = Order(topology.prefill_order)
         self.window_moved = 0.0  # when the window last sent its first op or got a reply
         self.ring = RingOpener(incarnation)
         self.up: dict[str, int] = {}  # peer -> incarnation
@@ -209,8 +214,11 @@ class Scheduler:
         """Refill first, then do the bookkeeping. Raises OutOfOrder where FIFO is broken."""
         if message.ring != self.ring.ring or self.ring.state is not RingState.OPEN:
             raise RemoteError("stale_term", f"reply of term {message.ring.term}")
-        self.window.reply(_key(message))
+        took = now - self.window.reply(_key(message))
         self.window_moved = now
+        whole = message.stop - message.start == self.topology.chunk
+        if self.sizer is not None and whole and not message.skip:
+            self.window.depth = self.sizer.saw(took, message.spans)
         actions = self._refill(now)
         live = self.live.get(message.att)
         if live is None or live.use != message.use:
@@ -320,28 +328,29 @@ class Scheduler:
         return None
 
     def _refill(self, now: float) -> list[Action]:
-        """Send ops while there is credit, stream by stream in the order of their grants."""
+        """Send ops while there is credit, in the order that the policy gives the streams."""
         actions: list[Action] = []
-        if self.ring.state is not RingState.OPEN:
-            return actions
-        for live in self.live.values():  # dicts keep the order of the attempts, so of the grants
-            if live.phase is not Phase.PREFILL or live.use is None:
-                continue
-            while live.sent < live.n_prompt:
-                start, stop = live.sent, min(live.sent + self.topology.chunk, live.n_prompt)
-                nbytes = (stop - start) * self.bytes_per_token
-                if not self.window.has_credit(nbytes):
-                    return actions
-                if not self.window:
-                    self.window_moved = now
-                self.seq += 1
-                last = stop == live.n_prompt
-                ring = self.ring.ring
-                op = Prefill(ring, live.use, live.att, self.seq, start, stop, last)
-                self.window.send(_key(op), nbytes)
-                live.sent = stop
-                actions.append(Send(self.head, op, live.request.prompt[start:stop], bulk=True))
-            if not live.closed:
+        while self.ring.state is RingState.OPEN:
+            # dicts keep the order of the attempts, so of the grants
+            streams = [x for x in self.live.values() if x.phase is Phase.PREFILL and not x.closed]
+            if not streams:
+                break
+            live = self.order.choose(streams)
+            start, stop = live.sent, min(live.sent + self.topology.chunk, live.n_prompt)
+            nbytes = (stop - start) * self.bytes_per_token
+            if live.use is None or not self.window.has_credit(nbytes):
+                break
+            if not self.window:
+                self.window_moved = now
+            self.order.took(live)
+            self.seq += 1
+            op = Prefill(
+                self.ring.ring, live.use, live.att, self.seq, start, stop, stop == live.n_prompt
+            )
+            self.window.send(_key(op), nbytes, now)
+            live.sent = stop
+            actions.append(Send(self.head, op, live.request.prompt[start:stop], bulk=True))
+            if stop == live.n_prompt:
                 actions.append(self._close(live, live.use))
         return actions
 

@@ -13,9 +13,10 @@ from math import ceil
 from types import MappingProxyType
 from typing import Any
 
-from zpd import address, prefetch
+from zpd import address, depth, prefetch
 
 ROLES = ("coordinator", "prefill", "decode")
+AUTO = 0
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -74,7 +75,8 @@ class Topology:
     model: Model
     nodes: tuple[Node, ...]
     chunk: int = 128  # tokens in an op
-    prefill_depth: int = 8  # ops outstanding
+    prefill_depth: int = AUTO  # ops outstanding; AUTO: as many as are of use, by zpd.depth
+    prefill_order: str = "fifo"  # of chunks across streams, by zpd.order
     prefill_bytes: int = 64 * 2**20  # payload bytes outstanding
     lanes: int = 1
     source_slots: int = 1
@@ -144,12 +146,16 @@ class Topology:
         hosts = {"127.0.0.1" if h == "localhost" else h for h in (_host(a), _host(b))}
         return a.host == b.host and len(hosts) == 1
 
+    def most_ops(self) -> int:
+        """Ops that may ever be outstanding."""
+        return self.prefill_depth or depth.MOST
+
     def high_water(self) -> int:
         """Messages that one queue must hold: all KV of every source slot, a window of ops, an
         answer of single tokens; twice that, so that a full queue is an alarm."""
         chunks = ceil(self.model.max_tokens / self.chunk) + 2
         answers = self.lanes * self.model.max_tokens
-        return 2 * (self.source_slots * chunks + self.prefill_depth + answers + self.max_queue)
+        return 2 * (self.source_slots * chunks + self.most_ops() + answers + self.max_queue)
 
     def claims(self) -> dict[str, str]:
         """What nodes that each read a file of their own must agree on, by the name of the key: it
@@ -159,7 +165,7 @@ class Topology:
             "layers": " ".join(["0", *(str(s.layers[1]) for s in ring)]),  # where each stage ends
             "dtype": " ".join(n.dtype for n in (*ring, self.decode)),
             "chunk": str(self.chunk),
-            "depth": str(self.prefill_depth),
+            "depth": str(self.prefill_depth or "auto"),
             "bytes": str(self.prefill_bytes),
             "lanes": str(self.lanes),
             "source_slots": str(self.source_slots),

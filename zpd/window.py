@@ -20,6 +20,7 @@ class OutOfOrder(ZpdBug):
 class _Op:
     key: Any
     nbytes: int
+    sent: float  # when, in seconds
 
 
 class Window:
@@ -43,20 +44,23 @@ class Window:
             return True
         return len(self._ops) < self.depth and self.nbytes + nbytes <= self.max_bytes
 
-    def send(self, key: Any, nbytes: int) -> None:
+    def send(self, key: Any, nbytes: int, now: float = 0.0) -> None:
         """Take credit for one op. Raises ZpdBug without credit."""
         if not self.has_credit(nbytes):
             raise ZpdBug(f"op {key} sent without credit: {len(self)} ops, {self.nbytes} bytes out")
-        self._ops.append(_Op(key, nbytes))
+        self._ops.append(_Op(key, nbytes, now))
         self.nbytes += nbytes
         self.peak = max(self.peak, len(self._ops))
 
-    def reply(self, key: Any) -> None:
-        """Give the credit of the oldest op back. Raises OutOfOrder if ``key`` is not that op's."""
+    def reply(self, key: Any) -> float:
+        """Give the credit of the oldest op back; when it was sent. Raises OutOfOrder if ``key`` is
+        not that op's."""
         if not self._ops or self._ops[0].key != key:
             expected = self._ops[0].key if self._ops else "no op"
             raise OutOfOrder(f"reply {key}, but the oldest outstanding is {expected}")
-        self.nbytes -= self._ops.popleft().nbytes
+        op = self._ops.popleft()
+        self.nbytes -= op.nbytes
+        return op.sent
 
     def clear(self) -> int:
         """Forget every outstanding op (the ring's term ended); how many there were."""

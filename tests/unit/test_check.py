@@ -16,6 +16,7 @@ from tools.check import _shared_memory, check, host_memory
 from tools.cli import main
 from tools.plan import Need, layer_params, need, queues, shared
 from zpd.config import load
+from zpd.depth import MOST
 from zpd.errors import ConfigError
 from zpd.layers import TOY_LAYERS
 
@@ -88,7 +89,7 @@ def put(tmp_path: Path, max_tokens: int = 100, **changed: Any) -> Path:
 def test_toy(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(TOY)]) == 0
     out = capsys.readouterr().out
-    for part in ("stage-0", "tcp://127.0.0.1:27023", "[4, 8)", "10 messages on a ring link"):
+    for part in ("stage-0", "tcp://127.0.0.1:27023", "[4, 8)", "66 messages on a ring link"):
         assert part in out
     assert TOY_LAYERS == 8
 
@@ -109,7 +110,7 @@ def test_needs(tmp_path: Path) -> None:
     assert need(topology, topology.node("b"), spec) == Need(2 * layer, 2 * 3 * row)
     everything = Need(4 * (3 * layer + 800 + 8), 4 * 5 * row * 3)
     assert need(topology, topology.decode, spec) == everything
-    assert queues(topology).ring == 8 + 3 + 1
+    assert queues(topology).ring == MOST + 3 + 1
     assert queues(topology).kv == 3 * (7 + 1) + 1
 
 

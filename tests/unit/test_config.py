@@ -128,7 +128,7 @@ WRONG: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "key of another table": (
         swap("chunk = 16", "chunk = 16\nlanes = 2"),
-        ("[prefill] lanes = 2", "known are: chunk, depth, bytes"),
+        ("[prefill] lanes = 2", "known are: chunk, depth, order, bytes"),
     ),
     "key of the toy": (
         swap('"toy"', '"./m"\nlayers = 4\ntoy_seconds = 0.5'),

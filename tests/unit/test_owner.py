@@ -495,6 +495,15 @@ def test_a_dead_coordinators_lane_is_not_handed_to_another_of_its_requests() -> 
     assert w.owner.idle
 
 
+def test_a_streams_decode_waits_for_its_own_last_chunk_alone() -> None:
+    """S6."""
+    w = World(slots=2, lanes=2)
+    first, second = w.reserve(1), w.reserve(2)
+    assert w.kv(first, "a", 0, 2) == ""
+    assert w.fill(second) == [StartImport(att(2), second, 0)]
+    assert w.names == ["filling", "importing"]
+
+
 # ---- fences where writers share the slot's memory ------------------------------------------------
 
 

@@ -552,3 +552,79 @@ def test_spans_survive_a_clock_that_claims_too_much() -> None:
     w.do(w.s.token(2.0, Token(att(1), 0, (7,), "", {"kv": 9.0, "import_end": 1.0})))
     spans = w.s.live[att(1)].spans(2.0)
     assert sum(spans.values()) == 2.0 and min(spans.values()) >= 0
+
+
+# ---- several streams, and a window that sizes itself -------------------------------------------
+
+
+def streams(order: str, depth: int, *lengths: int) -> list[int]:
+    """Which attempt's op goes out, one after the other, while each reply lets the next one go."""
+    w = World(dataclasses.replace(TOPOLOGY, prefill_depth=depth, prefill_order=order))
+    out: list[Prefill] = []
+    for n, length in enumerate(lengths, 1):
+        w.ask(f"u{n}", length)
+        out += [m for m in w.grant(n, n) if isinstance(m, Prefill)]
+    for op in out:  # which grows
+        out += [m for m in w.reply(op) if isinstance(m, Prefill)]
+    for n in range(1, len(lengths) + 1):
+        mine = [op for op in out if op.att == att(n)]
+        starts = [op.start for op in mine]
+        assert starts == sorted(starts) and mine[-1].last and len(w.s.window) == 0
+    return [op.att.n for op in out]
+
+
+def test_fifo_finishes_one_stream_after_the_other() -> None:
+    """S7: stream-major."""
+    assert streams("fifo", 1, 12, 8, 4) == [1, 1, 1, 2, 2, 3]
+
+
+def test_round_robin_goes_around() -> None:
+    """S7."""
+    assert streams("round_robin", 1, 12, 8, 4) == [1, 2, 3, 1, 2, 1]
+
+
+def test_shortest_first_lets_the_short_one_pass() -> None:
+    """S7: it waits for what is out, and for nothing else."""
+    assert streams("shortest_first", 2, 24, 4) == [1, 1, 2, 1, 1, 1, 1]
+    assert streams("shortest_first", 1, 24, 8, 4) == [1, 3, 2, 2, 1, 1, 1, 1, 1]
+
+
+def test_a_stream_that_ends_early_leaves_its_turn() -> None:
+    """S11."""
+    w = World(dataclasses.replace(TOPOLOGY, prefill_depth=1, prefill_order="round_robin"))
+    for n in (1, 2, 3):
+        w.ask(f"u{n}", 12)
+    first = w.grant(1, 1)[0]
+    w.grant(2, 2)
+    w.grant(3, 3)
+    w.do(w.s.cancel(0, "u2", Outcome.CANCELLED))
+    (second,) = w.reply(first)
+    assert second.att == att(3)
+    (third,) = w.reply(second)
+    assert third.att == att(1)
+    (fourth,) = w.reply(third)
+    assert fourth.att == att(3)
+
+
+def test_the_window_sizes_itself_from_what_replies_report() -> None:
+    """S12: one stage of 1 s and 3 s of wire are four ops."""
+    w = World(dataclasses.replace(TOPOLOGY, prefill_depth=0))
+    assert w.s.window.depth == 3, "two stages, and one more"
+    w.ask("u", 24)
+    out = [m for m in w.grant(1) if isinstance(m, Prefill)]
+    assert len(out) == 3
+    w.now = 4.0
+    reply = Reply(out[0].ring, out[0].use, out[0].att, out[0].seq, 0, 4, False, "", (0.0, 1.0))
+    more = [m for m in w.do(w.s.replied(w.now, reply)) if isinstance(m, Prefill)]
+    assert w.s.window.depth == 4 and len(more) == 2
+
+
+def test_partial_chunks_and_skips_do_not_size_it() -> None:
+    w = World(dataclasses.replace(TOPOLOGY, prefill_depth=0))
+    w.ask("u", 6)
+    whole, part, _ = w.grant(1)
+    w.now = 100.0
+    for op, skip in ((whole, "cancelled"), (part, "")):
+        reply = Reply(op.ring, op.use, op.att, op.seq, op.start, op.stop, op.last, skip, (0.0, 1.0))
+        w.do(w.s.replied(w.now, reply))
+    assert w.s.window.depth == 3
