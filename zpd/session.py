@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from zpd.messages import Message
 from zpd.sockets import Outgoing, SendBack, SendOn
-from zpd.wire import Blob, Envelope, encode
+from zpd.wire import Blob, Envelope, encode_in, head
 
 CONTROL = "control"
 BULK = "bulk"
@@ -55,14 +55,20 @@ class Session:
     deaf: bool = False  # a client that does not read what is sent to it
     next_in: int = 0
     next_out: int = 0
+    _head: bytes = field(default=b"", repr=False)
+    _sealed_for: int = -1  # the peer's incarnation that ``_head`` names
 
     def seal(self, message: Message, blobs: Sequence[Blob] = ()) -> Outgoing:
         """The frames of this session's next message, for its socket."""
         seq = self.next_out
-        envelope = Envelope(
-            self.name, self.incarnation, self.peer, self.peer_incarnation, self.number, seq
-        )
-        frames = encode(envelope, message, blobs, checksum=self.checksum)
+        if self._sealed_for != self.peer_incarnation:
+            self._sealed_for = self.peer_incarnation
+            self._head = head(
+                Envelope(
+                    self.name, self.incarnation, self.peer, self.peer_incarnation, self.number, seq
+                )
+            )
+        frames = encode_in(self._head, seq, message, blobs, checksum=self.checksum)
         self.next_out += 1
         if self.route is None:
             return SendOn(self.number, seq, frames)

@@ -39,6 +39,12 @@ HANDSHAKE = 5000  # ms for a ZMTP handshake
 MAX_ROUTE = 255  # bytes of a routing id, which is not of the message
 NEVER = 24 * 3600 * 1000  # ms; a broken socket is closed at the next poll
 
+# Plain integers: pyzmq's flags cost more to combine than a small part costs to send.
+_NOW = int(zmq.NOBLOCK)
+_NOW_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+_EVENTS = int(zmq.EVENTS)
+_IN = int(zmq.POLLIN)
+_OUT = int(zmq.POLLOUT)
 _UP = zmq.EVENT_HANDSHAKE_SUCCEEDED
 _DOWN = (
     zmq.EVENT_DISCONNECTED
@@ -55,6 +61,7 @@ class _Dialled:
     number: int
     socket: zmq.Socket[bytes]
     monitor: zmq.Socket[bytes]
+    news: int  # the file descriptor that says when to read the monitor
     connected: bool = False  # its ZMTP handshake is done
     announced: bool = False  # Connected was told
     broken: str = ""  # why; Closed is told once all that was received is
@@ -138,9 +145,13 @@ class ZmqSockets:
         dealer.setsockopt(zmq.RECONNECT_IVL, NEVER)
         # 9. Draft events are not in the wheel; the monitor tells of connections.
         monitor = dealer.get_monitor_socket(_UP | _DOWN)
-        self._dialled[dial.number] = _Dialled(dial.number, dealer, monitor)
+        news = int(monitor.getsockopt(zmq.FD))
+        made = self._dialled[dial.number] = _Dialled(dial.number, dealer, monitor, news)
         self._poller.register(dealer, zmq.POLLIN)
-        self._poller.register(monitor, zmq.POLLIN)
+        # Polling a descriptor costs less than a socket. It tells of all that comes after a read
+        # that found nothing, as this one does; a monitor is only read, and always to its end.
+        self._watch(made)
+        self._poller.register(news, zmq.POLLIN)
         try:
             dealer.connect(dial.address)
         except zmq.ZMQError as error:
@@ -150,7 +161,7 @@ class ZmqSockets:
         dialled = self._dialled.pop(number, None)
         if dialled is not None:
             self._poller.unregister(dialled.socket)
-            self._poller.unregister(dialled.monitor)
+            self._poller.unregister(dialled.news)
             dialled.socket.disable_monitor()
             dialled.monitor.close(linger=0)
             dialled.socket.close(linger=0)
@@ -169,23 +180,32 @@ class ZmqSockets:
         return _send(dialled.socket, outgoing.frames)
 
     def poll(self, timeout: float, limit: int) -> list[SocketEvent]:
-        if self._more or self._gone or any(d.broken for d in self._dialled.values()):
+        if self._more or self._gone or self._broken():
             timeout = 0.0
-        milliseconds = max(0, math.ceil(timeout * 1000))
-        found = dict(self._poller.poll(milliseconds))
+        found = dict(self._poller.poll(max(0, math.ceil(timeout * 1000))))
         if found.pop(self._waker.read, 0):
             self._waker.clear()
         events: list[SocketEvent] = []
         self._more = False
-        self._read_mailbox(events, limit)
+        if self._mailbox is not None and self._mailbox in found:
+            self._read_mailbox(self._mailbox, events, limit)
+        if self._gone and not self._more:
+            gone, self._gone = self._gone, []
+            events += map(Gone, dict.fromkeys(gone))
         limit += len(events)  # neither may starve the other
         for dialled in list(self._dialled.values()):
-            if dialled.monitor in found:
+            if dialled.news in found:
                 self._watch(dialled)
             self._announce(dialled, events)
             if dialled.socket in found or dialled.broken:
                 self._receive(dialled, events, limit)
         return events
+
+    def _broken(self) -> bool:
+        for dialled in self._dialled.values():
+            if dialled.broken:
+                return True
+        return False
 
     def wake(self) -> None:
         self._waker.set()
@@ -196,7 +216,7 @@ class ZmqSockets:
         self._closed = True
         for number, dialled in list(self._dialled.items()):
             if dialled.connected and not dialled.broken:
-                self._poller.unregister(dialled.monitor)
+                self._poller.unregister(dialled.news)
                 dialled.socket.disable_monitor()
                 dialled.monitor.close(linger=0)
             else:
@@ -249,19 +269,26 @@ class ZmqSockets:
                     self.hangup(dialled.number)
                 return
             events.append(Received(dialled.number, frames))
+            if not dialled.broken and not _readable(dialled.socket):
+                return
         self._more = True
 
-    def _read_mailbox(self, events: list[SocketEvent], limit: int) -> None:
-        if self._mailbox is None:
-            return
+    def _read_mailbox(
+        self, mailbox: zmq.Socket[bytes], events: list[SocketEvent], limit: int
+    ) -> None:
         while len(events) < limit:
-            frames = _recv(self._mailbox)
+            frames = _recv(mailbox)
             if frames is None:
-                gone, self._gone = self._gone, []
-                events += map(Gone, dict.fromkeys(gone))
                 return
             events.append(Mailed(bytes(frames[0]), frames[1:]))
+            if not _readable(mailbox):
+                return
         self._more = True
+
+
+def _readable(source: zmq.Socket[bytes]) -> bool:
+    """Whether a message waits. Asking costs less than to try in vain."""
+    return bool(int(source.getsockopt(_EVENTS)) & _IN)
 
 
 def _send(to: zmq.Socket[bytes], parts: Sequence[Part]) -> Sent:
@@ -272,21 +299,22 @@ def _send(to: zmq.Socket[bytes], parts: Sequence[Part]) -> Sent:
     last = len(parts) - 1
     sent = Sent.OK
     for i, part in enumerate(parts):
-        sent = _send_part(to, part, zmq.SNDMORE if i < last else 0)
-        if sent is Sent.FULL and int(to.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
+        flags = _NOW_MORE if i < last else _NOW
+        sent = _send_part(to, part, flags)
+        if sent is Sent.FULL and int(to.getsockopt(_EVENTS)) & _OUT:
             # libzmq looks at its own news only now and then; asking for EVENTS made it look.
-            sent = _send_part(to, part, zmq.SNDMORE if i < last else 0)
+            sent = _send_part(to, part, flags)
         if sent is not Sent.OK:
             break
     return sent
 
 
-def _send_part(to: zmq.Socket[bytes], part: Part, more: int) -> Sent:
+def _send_part(to: zmq.Socket[bytes], part: Part, flags: int) -> Sent:
     # 6. A large part is shared with libzmq until it has left: zpd.actor says that a blob's memory
     # never changes after a send, so no tracker is waited for.
-    shared = isinstance(part, memoryview) and part.nbytes >= BIG
+    shared = type(part) is memoryview and part.nbytes >= BIG
     try:
-        to.send(part, zmq.NOBLOCK | more, copy=not shared)
+        to.send(part, flags, not shared)
     except zmq.Again:
         return Sent.FULL
     except zmq.ZMQError as error:
@@ -300,18 +328,19 @@ def _recv(source: zmq.Socket[bytes]) -> list[Part] | None:
     """All parts of the next message; None where there is none. One with too many parts or bytes
     comes cut short, but for the one that is too much, so that ``zpd.wire`` refuses it."""
     try:
-        frame = source.recv(zmq.NOBLOCK, copy=False)
+        frame = source.recv(_NOW, False)
     except zmq.Again:
         return None
     parts: list[Part] = []
     size = 0
     while True:
+        length = len(frame)
         if len(parts) <= MAX_PARTS + 1 and size <= MAX_BYTES + MAX_ROUTE:
-            parts.append(frame.bytes if len(frame) < BIG else frame.buffer)
+            parts.append(frame.bytes if length < BIG else frame.buffer)
         if not frame.more:
             return parts
-        size += len(frame)
-        frame = source.recv(zmq.NOBLOCK, copy=False)
+        size += length
+        frame = source.recv(_NOW, False)
 
 
 def _resolved(address: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
 from zlib import crc32
 
 import msgpack  # type: ignore[import-untyped]
@@ -19,7 +19,7 @@ import numpy as np
 
 from zpd.errors import RemoteError, UserError, ZpdBug
 from zpd.messages import MESSAGES, Ask, Cancel, Kv, Message, Note, Prefill, Reserve, Status
-from zpd.schema import MAX_ITEMS, SchemaError, as_list, as_map, shown
+from zpd.schema import BITS, MAX_ITEMS, MAX_NAME, SchemaError, as_map, codec, maker, shown
 
 PROTOCOL = 1
 FAMILY = b"ZPD"
@@ -46,6 +46,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "uint64": np.dtype("<u8"),
     "uint8": np.dtype("u1"),
 }
+
+_ITEM = {name: dtype.itemsize for name, dtype in DTYPES.items()}  # bytes
 
 # The least and the most blobs of a message; a message that is not named here has none.
 BLOBS: dict[type, tuple[int, int]] = {
@@ -123,9 +125,22 @@ class Envelope:
     seq: int
 
 
-_ENVELOPE = as_list(Envelope, "envelope")
+_HEAD = {n: codec(kind, f"envelope.{n}") for n, kind in get_type_hints(Envelope).items()}
+_envelope = maker(Envelope)
+_blob = maker(Blob)
 _FIELDS = {cls: as_map(cls, cls.__name__) for cls in MESSAGES}
 _BY_NAME = {cls.__name__: cls for cls in MESSAGES}
+
+
+def head(envelope: Envelope) -> bytes:
+    """How the header of every message of this session begins, up to its seq. Raises ZpdBug."""
+    try:
+        values = [c.pack(getattr(envelope, n)) for n, c in _HEAD.items()]
+    except SchemaError as error:
+        raise ZpdBug(str(error)) from None
+    start: bytes = msgpack.packb(values[:-1])
+    # lists of 4 and of 6 that are not ended yet: what ``encode_in`` adds ends both
+    return b"\x94\x96" + start[1:]
 
 
 def encode(
@@ -135,33 +150,46 @@ def encode(
 
     Raises, for whatever ``decode`` would refuse, UserError where a person typed it, else ZpdBug.
     """
+    return encode_in(head(envelope), envelope.seq, message, blobs, checksum=checksum)
+
+
+def encode_in(
+    start: bytes, seq: int, message: Message, blobs: Sequence[Blob] = (), *, checksum: bool = False
+) -> list[bytes | memoryview]:
+    """As ``encode``, for the session whose ``head`` is ``start``."""
     cls = type(message)
-    wrong_with = UserError if cls in TYPED else ZpdBug
     if cls not in _FIELDS:
         raise ZpdBug(f"{cls.__name__} is not a message")
     if wrong := _miscount(cls, len(blobs)):
         raise ZpdBug(wrong)
     table = []
+    size = len(MAGIC)
     for i, blob in enumerate(blobs):
-        if wrong := _fault(blob.dtype, blob.shape, blob.nbytes):
+        nbytes = blob.data.nbytes
+        if wrong := _fault(blob.dtype, blob.shape, nbytes):
             raise ZpdBug(f"{cls.__name__} blob {i}: {wrong}")
         if not blob.data.c_contiguous:
             raise ZpdBug(f"{cls.__name__} blob {i}: not contiguous memory")
-        crc = crc32(blob.data) if checksum else None
-        table.append((blob.dtype, blob.shape, blob.nbytes, crc))
+        table.append((blob.dtype, blob.shape, nbytes, crc32(blob.data) if checksum else None))
+        size += nbytes
     try:
-        fields = _FIELDS[cls].pack(message)
-        header = msgpack.packb((_ENVELOPE.pack(envelope), cls.__name__, fields, table))
+        rest = msgpack.packb((seq, cls.__name__, _FIELDS[cls].pack(message), table))
     except UnicodeEncodeError as error:
-        raise wrong_with(f"{cls.__name__}: a string is not Unicode: {error.reason}") from None
+        said = f"{cls.__name__}: a string is not Unicode: {error.reason}"
+        raise _wrong_with(cls)(said) from None
     except SchemaError as error:
-        raise wrong_with(str(error)) from None
+        raise _wrong_with(cls)(str(error)) from None
+    header = start + rest[1:]  # the first byte says: a list of 4
     if len(header) > MAX_HEADER:
-        said = f"a header of {len(header)} bytes; {MAX_HEADER} are allowed"
-        raise wrong_with(f"{cls.__name__}: {said}")
-    if len(MAGIC) + len(header) + sum(b.nbytes for b in blobs) > MAX_BYTES:
+        said = f"{cls.__name__}: a header of {len(header)} bytes; {MAX_HEADER} are allowed"
+        raise _wrong_with(cls)(said)
+    if size + len(header) > MAX_BYTES:
         raise ZpdBug(f"{cls.__name__}: more than {MAX_BYTES} bytes in all")
-    return [MAGIC, header, *(b.data for b in blobs)]
+    return [MAGIC, header, *[b.data for b in blobs]]
+
+
+def _wrong_with(cls: type) -> type[UserError] | type[ZpdBug]:
+    return UserError if cls in TYPED else ZpdBug
 
 
 def decode(
@@ -173,24 +201,24 @@ def decode(
     """
     if not 2 <= len(frames) <= MAX_PARTS:
         raise RemoteError("parts", f"{len(frames)} parts; 2 to {MAX_PARTS} are allowed")
-    parts = [memoryview(f) for f in frames]
-    if (size := sum(p.nbytes for p in parts)) > MAX_BYTES:
+    size = 0
+    for frame in frames:
+        size += len(frame) if type(frame) is bytes else memoryview(frame).nbytes
+    if size > MAX_BYTES:
         raise RemoteError("too_big", f"{size} bytes in all; {MAX_BYTES} are allowed")
-    if parts[0] != MAGIC:
+    magic, header = frames[0], frames[1]
+    if magic != MAGIC:
         if spoken := protocol_of(frames):
             raise RemoteError("protocol", f"{spoken}; {PROTOCOL} is spoken here")
-        raise RemoteError("magic", f"{shown(bytes(parts[0][:8]))}; {MAGIC!r} is allowed")
-    if parts[1].nbytes > MAX_HEADER:
-        raise RemoteError("too_big", f"a header of {parts[1].nbytes} bytes; {MAX_HEADER} allowed")
-    envelope_list, name, fields, table = _unpack_header(parts[1])
-    try:
-        envelope: Envelope = _ENVELOPE.unpack(envelope_list)
-    except SchemaError as error:
-        raise RemoteError("envelope", str(error)) from None
+        raise RemoteError("magic", f"{shown(bytes(memoryview(magic)[:8]))}; {MAGIC!r} is allowed")
+    if (length := memoryview(header).nbytes) > MAX_HEADER:
+        raise RemoteError("too_big", f"a header of {length} bytes; {MAX_HEADER} allowed")
+    values, name, fields, table = _unpack_header(header)
+    envelope = _read_envelope(values)
     if type(name) is not str or name not in _BY_NAME:
         raise RemoteError("message", f"{shown(name)} is not a message of protocol {PROTOCOL}")
     cls = _BY_NAME[name]
-    blobs = _read_blobs(cls, table, parts[2:])
+    blobs = _read_blobs(cls, table, [memoryview(f) for f in frames[2:]])
     try:
         message: Message = _FIELDS[cls].unpack(fields)
     except SchemaError as error:
@@ -205,7 +233,7 @@ def protocol_of(frames: Sequence[bytes | bytearray | memoryview]) -> int:
     return int(number) if number != first and number.isdigit() and len(number) <= 4 else 0
 
 
-def _unpack_header(part: memoryview) -> tuple[Any, Any, Any, Any]:
+def _unpack_header(part: bytes | bytearray | memoryview) -> tuple[Any, Any, Any, Any]:
     try:
         header = msgpack.unpackb(
             part, raw=False, use_list=False, strict_map_key=True, ext_hook=_no_ext,
@@ -217,6 +245,37 @@ def _unpack_header(part: memoryview) -> tuple[Any, Any, Any, Any]:
     if type(header) is not tuple or len(header) != 4:
         raise RemoteError("header", f"{shown(header)} is not a list of 4")
     return header
+
+
+def _read_envelope(values: Any) -> Envelope:
+    if type(values) is tuple and len(values) == len(_HEAD):
+        source, life, target, target_life, session, seq = values
+        if (
+            type(source) is type(target) is str
+            and type(life) is type(target_life) is type(session) is type(seq) is int
+            and not (life | target_life | session | seq) >> BITS
+            and len(source) <= MAX_NAME >= len(target)
+            and source.isascii()
+            and target.isascii()
+        ):
+            made: Envelope = _envelope(
+                {
+                    "source": source, "source_incarnation": life, "target": target,
+                    "target_incarnation": target_life, "session": session, "seq": seq,
+                }
+            )  # fmt: skip
+            return made
+    return _check_envelope(values)
+
+
+def _check_envelope(values: Any) -> Envelope:
+    """The long way, which says what is wrong."""
+    if type(values) is not tuple or len(values) != len(_HEAD):
+        raise RemoteError("envelope", f"{shown(values)} is not a list of {len(_HEAD)}")
+    try:
+        return Envelope(*[c.unpack(v) for c, v in zip(_HEAD.values(), values, strict=True)])
+    except SchemaError as error:
+        raise RemoteError("envelope", str(error)) from None
 
 
 def _no_ext(code: int, data: bytes) -> Any:
@@ -232,6 +291,8 @@ def _miscount(cls: type, count: int) -> str:
 
 
 def _read_blobs(cls: type, table: Any, parts: list[memoryview]) -> tuple[Blob, ...]:
+    if table == () and not parts and not BLOBS.get(cls, (0, 0))[0]:
+        return ()
     if type(table) is not tuple or len(table) != len(parts):
         raise RemoteError("blob", f"{shown(table)} for {len(parts)} parts is not a blob table")
     if wrong := _miscount(cls, len(parts)):
@@ -247,12 +308,21 @@ def _read_blobs(cls: type, table: Any, parts: list[memoryview]) -> tuple[Blob, .
             raise RemoteError("blob", f"blob {i}: {wrong}")
         if crc is not None and (type(crc) is not int or crc != crc32(part)):
             raise RemoteError("checksum", f"blob {i}: not the bytes that were sent")
-        blobs.append(Blob(dtype, shape, part))
+        blobs.append(_blob({"dtype": dtype, "shape": shape, "data": part}))
     return tuple(blobs)
 
 
 def _fault(dtype: Any, shape: Any, nbytes: int) -> str:
     """What is wrong with a blob's description; "" where nothing is."""
+    if type(dtype) is str and type(shape) is tuple and len(shape) <= MAX_DIMS:
+        spans = _ITEM.get(dtype, 0)  # the short way, for what is plainly right
+        for d in shape:
+            if type(d) is not int or d < 1:
+                spans = 0
+                break
+            spans *= d
+        if 0 < spans == nbytes <= MAX_BYTES:
+            return ""
     if not isinstance(dtype, str) or dtype not in DTYPES:
         return f"dtype {shown(dtype)}; allowed are {', '.join(DTYPES)}"
     if not isinstance(shape, tuple) or len(shape) > MAX_DIMS:
