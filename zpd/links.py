@@ -42,6 +42,7 @@ from zpd.sockets import Dial, Outgoing, Part, SendBack
 from zpd.wire import PROTOCOL, Blob, Envelope, decode, protocol_of
 
 FROM_CLIENTS = (Ask, Cancel, StatusAsk, Note)  # besides HELLO and heartbeats
+OF_SESSIONS = frozenset({Hello, Welcome, Refused, Heartbeat})  # never an actor's
 
 
 class Links:
@@ -99,7 +100,10 @@ class Links:
             if error.reason == "protocol" and line.state is State.GREETING:
                 return self._unlike(line, _protocols(frames), now)
             return [Refusal(error.reason, line.peer, line.link, error.detail)]
-        if wrong := session.misdirected(envelope):
+        if line.state is State.OPEN and session.fits(envelope):
+            if type(message) not in OF_SESSIONS:
+                return self._take(session, envelope, message, blobs, now)
+        elif wrong := session.misdirected(envelope):
             return [_refuse(wrong, session, str(envelope))]
         if isinstance(message, Refused):
             return self._refused(line, message, now)
@@ -115,9 +119,12 @@ class Links:
             if error.reason == "protocol" and (of := read_route(route)):
                 return self._answer_other_protocol(route, of, _protocols(frames), now)
             return [Refusal(error.reason, _shown(route), "", error.detail)]
+        session = self._inbound.at(route)
+        if session is not None and session.fits(envelope):
+            # so the route is right too: it is the one that this session's HELLO named
+            return self._take(session, envelope, message, blobs, now)
         if route != route_of(envelope.source, envelope.source_incarnation, envelope.session):
             return [Refusal("routing", envelope.source, "", f"came from {_shown(route)}")]
-        session = self._inbound.at(route)
         if session is not None:
             if wrong := session.misdirected(envelope):
                 return [_refuse(wrong, session, str(envelope))]
@@ -345,6 +352,13 @@ class Links:
     ) -> list[Action]:
         """A frame of an open session."""
         session.heard = now
+        if (
+            envelope.seq == session.next_in
+            and type(message) not in OF_SESSIONS
+            and not session.client
+        ):
+            session.next_in += 1
+            return [Deliver(session.peer, message, blobs)]
         name = type(message).__name__
         expected = session.next_in
         order = session.order(envelope.seq)

@@ -89,7 +89,8 @@ class Loop:
             events = self.sockets.poll(runtime.due() - self._clock(), BATCH)
             for event in events:
                 runtime.handle(event)
-            self._take_results()
+            if self.workers.collect():
+                self._take_results()
             now = self._clock()
             # What is still unread is no silence, but heartbeats must leave in a flood too.
             if len(events) < BATCH or now - fired > self._times.heartbeat / 2:

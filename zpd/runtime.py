@@ -106,10 +106,10 @@ class Runtime:
     def handle(self, event: SocketEvent) -> None:
         links, now = self.links, self._ports.now()
         match event:
-            case Received(number, frames):
-                self._do(links.received(number, frames, now))
             case Mailed(route, frames):
                 self._do(links.mailed(route, frames, now))
+            case Received(number, frames):
+                self._do(links.received(number, frames, now))
             case Connected(number):
                 self._do(links.connected(number, now))
             case Closed(number, why):
@@ -206,13 +206,14 @@ class Runtime:
 
     def _do(self, actions: Sequence[Action]) -> None:
         for action in actions:
-            self._act(action)
+            if type(action) is Deliver:
+                self.deliver(*action)
+            else:
+                self._act(action)
 
     def _act(self, action: Action) -> None:
         actor = self.actor
         match action:
-            case Deliver(peer, message, blobs):
-                self.deliver(peer, message, blobs)
             case SendOn() | SendBack():
                 self._transmit(action)
             case Dial():
@@ -247,8 +248,11 @@ class Runtime:
         if isinstance(message, StatusAsk):
             ready, why = self.actor.ready()
             self.send(peer, Status(ready, why), [Blob.text(json.dumps(self.status()))])
-        else:
-            self.call(self.actor.on_message, peer, message, blobs, peer=peer)
+            return
+        try:
+            self.actor.on_message(peer, message, blobs)
+        except RemoteError as error:
+            self._refuse(Refusal(error.reason, peer, "", error.detail))
 
     def _transmit(self, outgoing: Outgoing) -> Sent:
         sent = self._ports.sockets.send(outgoing)

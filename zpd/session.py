@@ -91,6 +91,16 @@ class Session:
         self.next_in += 1
         return Order.NEXT
 
+    def fits(self, envelope: Envelope) -> bool:
+        """Whether a frame is of this session, whose two ends know each other: the short way."""
+        return (
+            envelope.session == self.number
+            and envelope.source_incarnation == self.peer_incarnation
+            and envelope.target_incarnation == self.incarnation
+            and envelope.source == self.peer
+            and envelope.target == self.name
+        )
+
     def misdirected(self, envelope: Envelope) -> str:
         """Why a frame that came on this connection is not of this session; "" where it is."""
         known = self.peer_incarnation  # 0 until WELCOME

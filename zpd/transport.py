@@ -110,6 +110,8 @@ class ZmqSockets:
         self._poller.register(self._waker.read, zmq.POLLIN)
         self._mailbox: zmq.Socket[bytes] | None = None
         self._dialled: dict[int, _Dialled] = {}
+        self._sources: dict[zmq.Socket[bytes] | int, _Dialled] = {}  # what tells of each
+        self._broken: list[_Dialled] = []
         self._gone: list[bytes] = []  # routes that a send found closed
         self._more = False  # the last poll left something unread
         self._closed = False
@@ -146,22 +148,26 @@ class ZmqSockets:
         # 9. Draft events are not in the wheel; the monitor tells of connections.
         monitor = dealer.get_monitor_socket(_UP | _DOWN)
         news = int(monitor.getsockopt(zmq.FD))
-        made = self._dialled[dial.number] = _Dialled(dial.number, dealer, monitor, news)
+        made = _Dialled(dial.number, dealer, monitor, news)
+        self._dialled[dial.number] = self._sources[dealer] = self._sources[news] = made
         self._poller.register(dealer, zmq.POLLIN)
         # Polling a descriptor costs less than a socket. It tells of all that comes after a read
         # that found nothing, as this one does; a monitor is only read, and always to its end.
-        self._watch(made)
+        self._watch(made, [])
         self._poller.register(news, zmq.POLLIN)
         try:
             dealer.connect(dial.address)
         except zmq.ZMQError as error:
-            self._dialled[dial.number].broken = f"{dial.address}: {error}"
+            self._break(made, f"{dial.address}: {error}")
 
     def hangup(self, number: int) -> None:
         dialled = self._dialled.pop(number, None)
         if dialled is not None:
-            self._poller.unregister(dialled.socket)
-            self._poller.unregister(dialled.news)
+            for source in (dialled.socket, dialled.news):
+                self._poller.unregister(source)
+                del self._sources[source]
+            if dialled in self._broken:
+                self._broken.remove(dialled)
             dialled.socket.disable_monitor()
             dialled.monitor.close(linger=0)
             dialled.socket.close(linger=0)
@@ -180,32 +186,28 @@ class ZmqSockets:
         return _send(dialled.socket, outgoing.frames)
 
     def poll(self, timeout: float, limit: int) -> list[SocketEvent]:
-        if self._more or self._gone or self._broken():
-            timeout = 0.0
-        found = dict(self._poller.poll(max(0, math.ceil(timeout * 1000))))
-        if found.pop(self._waker.read, 0):
-            self._waker.clear()
         events: list[SocketEvent] = []
+        if self._more or self._gone or self._broken:
+            timeout = 0.0
         self._more = False
-        if self._mailbox is not None and self._mailbox in found:
-            self._read_mailbox(self._mailbox, events, limit)
+        most, mailbox = limit, self._mailbox
+        for source, _ in self._poller.poll(math.ceil(timeout * 1000) if timeout > 0 else 0):
+            if mailbox is not None and source is mailbox:
+                self._read_mailbox(mailbox, events, most)
+            elif source == self._waker.read:
+                self._waker.clear()
+            elif dialled := self._sources.get(source):
+                if source == dialled.news or not dialled.announced:
+                    self._watch(dialled, events)
+                if source is dialled.socket:
+                    self._receive(dialled, events, most)
+            most = len(events) + limit  # none may starve another
         if self._gone and not self._more:
             gone, self._gone = self._gone, []
             events += map(Gone, dict.fromkeys(gone))
-        limit += len(events)  # neither may starve the other
-        for dialled in list(self._dialled.values()):
-            if dialled.news in found:
-                self._watch(dialled)
-            self._announce(dialled, events)
-            if dialled.socket in found or dialled.broken:
-                self._receive(dialled, events, limit)
+        for dialled in list(self._broken):
+            self._receive(dialled, events, len(events) + limit)
         return events
-
-    def _broken(self) -> bool:
-        for dialled in self._dialled.values():
-            if dialled.broken:
-                return True
-        return False
 
     def wake(self) -> None:
         self._waker.set()
@@ -245,7 +247,7 @@ class ZmqSockets:
         if address.startswith("tcp://["):
             made.setsockopt(zmq.IPV6, 1)
 
-    def _watch(self, dialled: _Dialled) -> None:
+    def _watch(self, dialled: _Dialled, events: list[SocketEvent]) -> None:
         with contextlib.suppress(zmq.Again):
             while True:
                 event = recv_monitor_message(dialled.monitor, zmq.NOBLOCK)["event"]
@@ -253,12 +255,15 @@ class ZmqSockets:
                     dialled.connected = True
                 elif event & _DOWN:
                     broke = dialled.connected
-                    dialled.broken = "the connection broke" if broke else "connection refused"
-
-    def _announce(self, dialled: _Dialled, events: list[SocketEvent]) -> None:
+                    self._break(dialled, "the connection broke" if broke else "connection refused")
         if dialled.connected and not dialled.announced and not dialled.broken:
             dialled.announced = True
             events.append(Connected(dialled.number))
+
+    def _break(self, dialled: _Dialled, why: str) -> None:
+        dialled.broken = why
+        if dialled not in self._broken:
+            self._broken.append(dialled)
 
     def _receive(self, dialled: _Dialled, events: list[SocketEvent], limit: int) -> None:
         while len(events) < limit:

@@ -44,9 +44,9 @@ class Office:
 
     def take(self, count: int) -> None:
         for _ in range(count):
-            assert self.woken.acquire(timeout=PATIENCE)
-            result = self.workers.take()
-            assert result is not None
+            while (result := self.workers.take()) is None:
+                assert self.woken.acquire(timeout=PATIENCE)
+                self.workers.collect()
             done, value, error = result
             done(value, error)
 
