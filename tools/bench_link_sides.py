@@ -157,7 +157,10 @@ class Raw:
         command = [sys.executable, "-P", "-m", "tools.bench_link_raw", *arguments]
         pipe = subprocess.PIPE
         self._processes.append(
-            subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=child_environment())
+            subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, text=True, env=child_environment(),
+                start_new_session=True,
+            )
         )
 
     def _end(self) -> None:

@@ -50,7 +50,8 @@ class Loop:
         self.workers = Workers(sockets.wake)
         self._times = place.timeouts
         self._log = log
-        self._clock = clock
+        self.event: Callable[..., None] = log.event
+        self._clock = self.now = clock
         self._wanted = wanted
         self._asked = ""
         self.runtime = Runtime(place, make, self)
@@ -118,9 +119,6 @@ class Loop:
 
     # ---- Ports -------------------------------------------------------------------------------
 
-    def now(self) -> float:
-        return self._clock()
-
     def pulse(self) -> Heartbeat:
         return self.workers.pulse()
 
@@ -131,9 +129,6 @@ class Loop:
         worker: str,
     ) -> None:
         self.workers.submit(work, done, worker)
-
-    def event(self, name: str, **fields: Any) -> None:
-        self._log.event(name, **fields)
 
 
 def _said(error: BaseException) -> str:

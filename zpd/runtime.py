@@ -85,6 +85,9 @@ class Runtime:
         self.stopping = ""  # why, once it is
         self.refusals: Counter[str] = Counter()
         self._ports = ports
+        # Straight to the port: each of these is called for every message.
+        self.now: Callable[[], float] = ports.now
+        self.event: Callable[..., None] = ports.event
         self._quiet: dict[str, tuple[float, int]] = {}  # reason -> until when, unsaid since
         self._links: Links | None = None
         self._heap: list[tuple[float, int, Hashable]] = []
@@ -104,7 +107,7 @@ class Runtime:
         self._do(self._links.start(now))
 
     def handle(self, event: SocketEvent) -> None:
-        links, now = self.links, self._ports.now()
+        links, now = self.links, self.now()
         match event:
             case Mailed(route, frames):
                 self._do(links.mailed(route, frames, now))
@@ -154,9 +157,6 @@ class Runtime:
 
     # ---- Context -------------------------------------------------------------------------------
 
-    def now(self) -> float:
-        return self._ports.now()
-
     def send(
         self, peer: str, message: Message, blobs: Sequence[Blob] = (), *, bulk: bool = False
     ) -> bool:
@@ -195,9 +195,6 @@ class Runtime:
         worker: str = "compute",
     ) -> None:
         self._ports.submit(work, done, worker)
-
-    def event(self, name: str, **fields: Any) -> None:
-        self._ports.event(name, **fields)
 
     def stop(self, why: str) -> None:
         self.stopping = self.stopping or why

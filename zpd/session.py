@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from zpd.messages import Message
-from zpd.sockets import Outgoing, SendBack, SendOn
-from zpd.wire import Blob, Envelope, encode_in, head
+from zpd.sockets import Outgoing, Part, SendBack, SendOn
+from zpd.wire import Blob, Envelope, Seal, decode_in, head
 
 CONTROL = "control"
 BULK = "bulk"
@@ -55,24 +55,32 @@ class Session:
     deaf: bool = False  # a client that does not read what is sent to it
     next_in: int = 0
     next_out: int = 0
-    _head: bytes = field(default=b"", repr=False)
-    _sealed_for: int = -1  # the peer's incarnation that ``_head`` names
+    _head_in: bytes = b""  # how the peer's headers begin
+    _seal: Seal | None = None
+    _sealed_for: int = -1  # the peer's incarnation that both name
 
     def seal(self, message: Message, blobs: Sequence[Blob] = ()) -> Outgoing:
         """The frames of this session's next message, for its socket."""
         seq = self.next_out
-        if self._sealed_for != self.peer_incarnation:
+        if self._seal is None or self._sealed_for != self.peer_incarnation:
             self._sealed_for = self.peer_incarnation
-            self._head = head(
-                Envelope(
-                    self.name, self.incarnation, self.peer, self.peer_incarnation, self.number, seq
-                )
-            )
-        frames = encode_in(self._head, seq, message, blobs, checksum=self.checksum)
+            me, peer = (self.name, self.incarnation), (self.peer, self.peer_incarnation)
+            self._seal = Seal(Envelope(*me, *peer, self.number, seq), checksum=self.checksum)
+            self._head_in = head(Envelope(*peer, *me, self.number, 0))
+        frames = self._seal.encode(seq, message, blobs)
         self.next_out += 1
         if self.route is None:
             return SendOn(self.number, seq, frames)
         return SendBack(self.route, seq, frames)
+
+    def open(
+        self, frames: Sequence[Part]
+    ) -> tuple[int, Message, tuple[Blob, ...]] | None:
+        """(seq, message, blobs) of a frame whose envelope says all that this session's must say;
+        None where it does not, or where this cannot be told yet. Raises RemoteError."""
+        if self._sealed_for != self.peer_incarnation:
+            return None
+        return decode_in(self._head_in, frames)
 
     def unsent(self, seq: int) -> bool:
         """Take the last number back, of a frame that the socket did not accept. False: it was not
@@ -90,16 +98,6 @@ class Session:
             return Order.GAP
         self.next_in += 1
         return Order.NEXT
-
-    def fits(self, envelope: Envelope) -> bool:
-        """Whether a frame is of this session, whose two ends know each other: the short way."""
-        return (
-            envelope.session == self.number
-            and envelope.source_incarnation == self.peer_incarnation
-            and envelope.target_incarnation == self.incarnation
-            and envelope.source == self.peer
-            and envelope.target == self.name
-        )
 
     def misdirected(self, envelope: Envelope) -> str:
         """Why a frame that came on this connection is not of this session; "" where it is."""

@@ -10,10 +10,12 @@ import contextlib
 import math
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import zmq
+import zmq.backend
 from zmq.utils.monitor import recv_monitor_message
 
 from zpd.errors import UserError
@@ -45,6 +47,7 @@ _NOW_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _EVENTS = int(zmq.EVENTS)
 _IN = int(zmq.POLLIN)
 _OUT = int(zmq.POLLOUT)
+_put: Callable[..., Any] = zmq.backend.Socket.send  # without the arguments that nobody here gives
 _UP = zmq.EVENT_HANDSHAKE_SUCCEEDED
 _DOWN = (
     zmq.EVENT_DISCONNECTED
@@ -319,7 +322,7 @@ def _send_part(to: zmq.Socket[bytes], part: Part, flags: int) -> Sent:
     # never changes after a send, so no tracker is waited for.
     shared = type(part) is memoryview and part.nbytes >= BIG
     try:
-        to.send(part, flags, not shared)
+        _put(to, part, flags, not shared)
     except zmq.Again:
         return Sent.FULL
     except zmq.ZMQError as error:

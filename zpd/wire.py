@@ -9,7 +9,7 @@ Two rules: what a peer sent is checked before anything is made of it, and whatev
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 from zlib import crc32
@@ -126,6 +126,7 @@ class Envelope:
 
 
 _HEAD = {n: codec(kind, f"envelope.{n}") for n, kind in get_type_hints(Envelope).items()}
+_LIST_OF_4 = b"\x94"
 _envelope = maker(Envelope)
 _blob = maker(Blob)
 _FIELDS = {cls: as_map(cls, cls.__name__) for cls in MESSAGES}
@@ -140,7 +141,7 @@ def head(envelope: Envelope) -> bytes:
         raise ZpdBug(str(error)) from None
     start: bytes = msgpack.packb(values[:-1])
     # lists of 4 and of 6 that are not ended yet: what ``encode_in`` adds ends both
-    return b"\x94\x96" + start[1:]
+    return _LIST_OF_4 + b"\x96" + start[1:]
 
 
 def encode(
@@ -150,20 +151,48 @@ def encode(
 
     Raises, for whatever ``decode`` would refuse, UserError where a person typed it, else ZpdBug.
     """
-    return encode_in(head(envelope), envelope.seq, message, blobs, checksum=checksum)
+    return Seal(envelope, checksum=checksum).encode(envelope.seq, message, blobs)
 
 
-def encode_in(
-    start: bytes, seq: int, message: Message, blobs: Sequence[Blob] = (), *, checksum: bool = False
-) -> list[bytes | memoryview]:
-    """As ``encode``, for the session whose ``head`` is ``start``."""
-    cls = type(message)
-    if cls not in _FIELDS:
-        raise ZpdBug(f"{cls.__name__} is not a message")
+class Seal:
+    """Makes the frames of one session's one direction. One thread at a time."""
+
+    def __init__(self, envelope: Envelope, *, checksum: bool = False) -> None:
+        """``envelope``: of any of its messages. Raises ZpdBug where one of its fields is wrong."""
+        self._start = head(envelope)
+        self._checksum = checksum
+        self._pack: Callable[[Any], bytes] = msgpack.Packer().pack
+
+    def encode(
+        self, seq: int, message: Message, blobs: Sequence[Blob] = ()
+    ) -> list[bytes | memoryview]:
+        """See ``encode``."""
+        cls = type(message)
+        if cls not in _FIELDS:
+            raise ZpdBug(f"{cls.__name__} is not a message")
+        table = _table(cls, blobs, self._checksum) if blobs or cls in BLOBS else ()
+        try:
+            rest = self._pack((seq, cls.__name__, _FIELDS[cls].pack(message), table))
+        except UnicodeEncodeError as error:
+            said = f"{cls.__name__}: a string is not Unicode: {error.reason}"
+            raise _wrong_with(cls)(said) from None
+        except SchemaError as error:
+            raise _wrong_with(cls)(str(error)) from None
+        header = self._start + rest[1:]  # the first byte says: a list of 4
+        if len(header) > MAX_HEADER:
+            said = f"{cls.__name__}: a header of {len(header)} bytes; {MAX_HEADER} are allowed"
+            raise _wrong_with(cls)(said)
+        if not blobs:
+            return [MAGIC, header]
+        if len(MAGIC) + len(header) + sum([b.data.nbytes for b in blobs]) > MAX_BYTES:
+            raise ZpdBug(f"{cls.__name__}: more than {MAX_BYTES} bytes in all")
+        return [MAGIC, header, *[b.data for b in blobs]]
+
+
+def _table(cls: type, blobs: Sequence[Blob], checksum: bool) -> list[Any]:
     if wrong := _miscount(cls, len(blobs)):
         raise ZpdBug(wrong)
     table = []
-    size = len(MAGIC)
     for i, blob in enumerate(blobs):
         nbytes = blob.data.nbytes
         if wrong := _fault(blob.dtype, blob.shape, nbytes):
@@ -171,21 +200,7 @@ def encode_in(
         if not blob.data.c_contiguous:
             raise ZpdBug(f"{cls.__name__} blob {i}: not contiguous memory")
         table.append((blob.dtype, blob.shape, nbytes, crc32(blob.data) if checksum else None))
-        size += nbytes
-    try:
-        rest = msgpack.packb((seq, cls.__name__, _FIELDS[cls].pack(message), table))
-    except UnicodeEncodeError as error:
-        said = f"{cls.__name__}: a string is not Unicode: {error.reason}"
-        raise _wrong_with(cls)(said) from None
-    except SchemaError as error:
-        raise _wrong_with(cls)(str(error)) from None
-    header = start + rest[1:]  # the first byte says: a list of 4
-    if len(header) > MAX_HEADER:
-        said = f"{cls.__name__}: a header of {len(header)} bytes; {MAX_HEADER} are allowed"
-        raise _wrong_with(cls)(said)
-    if size + len(header) > MAX_BYTES:
-        raise ZpdBug(f"{cls.__name__}: more than {MAX_BYTES} bytes in all")
-    return [MAGIC, header, *[b.data for b in blobs]]
+    return table
 
 
 def _wrong_with(cls: type) -> type[UserError] | type[ZpdBug]:
@@ -199,6 +214,29 @@ def decode(
 
     A part may be anything with the buffer protocol. Raises RemoteError with one of ``REASONS``.
     """
+    header = _check_parts(frames)
+    values, name, fields, table = _unpack_header(header)
+    return _read_envelope(values), *_read(name, fields, table, frames)
+
+
+def decode_in(
+    start: bytes, frames: Sequence[bytes | bytearray | memoryview]
+) -> tuple[int, Message, tuple[Blob, ...]] | None:
+    """As ``decode``, but with only the seq of the envelope, for a message whose header begins with
+    ``start`` (see ``head``): all else of its envelope is known. None where it begins otherwise."""
+    header = _check_parts(frames)
+    if type(header) is not bytes or not header.startswith(start):
+        return None
+    seq, name, fields, table = _unpack_header(_LIST_OF_4 + header[len(start) :])
+    if type(seq) is not int or seq >> BITS:
+        raise RemoteError("envelope", f"seq: {shown(seq)} is not an integer from 0 to 2**63 - 1")
+    return seq, *_read(name, fields, table, frames)
+
+
+def _check_parts(
+    frames: Sequence[bytes | bytearray | memoryview],
+) -> bytes | bytearray | memoryview:
+    """Gives the header."""
     if not 2 <= len(frames) <= MAX_PARTS:
         raise RemoteError("parts", f"{len(frames)} parts; 2 to {MAX_PARTS} are allowed")
     size = 0
@@ -213,17 +251,23 @@ def decode(
         raise RemoteError("magic", f"{shown(bytes(memoryview(magic)[:8]))}; {MAGIC!r} is allowed")
     if (length := memoryview(header).nbytes) > MAX_HEADER:
         raise RemoteError("too_big", f"a header of {length} bytes; {MAX_HEADER} allowed")
-    values, name, fields, table = _unpack_header(header)
-    envelope = _read_envelope(values)
+    return header
+
+
+def _read(
+    name: Any, fields: Any, table: Any, frames: Sequence[bytes | bytearray | memoryview]
+) -> tuple[Message, tuple[Blob, ...]]:
     if type(name) is not str or name not in _BY_NAME:
         raise RemoteError("message", f"{shown(name)} is not a message of protocol {PROTOCOL}")
     cls = _BY_NAME[name]
-    blobs = _read_blobs(cls, table, [memoryview(f) for f in frames[2:]])
+    blobs: tuple[Blob, ...] = ()
+    if len(frames) > 2 or table != () or cls in BLOBS:
+        blobs = _read_blobs(cls, table, [memoryview(f) for f in frames[2:]])
     try:
         message: Message = _FIELDS[cls].unpack(fields)
     except SchemaError as error:
         raise RemoteError("field", str(error)) from None
-    return envelope, message, blobs
+    return message, blobs
 
 
 def protocol_of(frames: Sequence[bytes | bytearray | memoryview]) -> int:
@@ -291,8 +335,6 @@ def _miscount(cls: type, count: int) -> str:
 
 
 def _read_blobs(cls: type, table: Any, parts: list[memoryview]) -> tuple[Blob, ...]:
-    if table == () and not parts and not BLOBS.get(cls, (0, 0))[0]:
-        return ()
     if type(table) is not tuple or len(table) != len(parts):
         raise RemoteError("blob", f"{shown(table)} for {len(parts)} parts is not a blob table")
     if wrong := _miscount(cls, len(parts)):
