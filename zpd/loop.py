@@ -88,13 +88,15 @@ class Loop:
         looked = fired = self._clock()
         while not runtime.stopping:
             events = self.sockets.poll(runtime.due() - self._clock(), BATCH)
-            for event in events:
-                runtime.handle(event)
+            count = len(events)
+            events.reverse()
+            while events:
+                runtime.handle(events.pop())  # and its memory is free for what comes next
             if self.workers.collect():
                 self._take_results()
             now = self._clock()
             # What is still unread is no silence, but heartbeats must leave in a flood too.
-            if len(events) < BATCH or now - fired > self._times.heartbeat / 2:
+            if count < BATCH or now - fired > self._times.heartbeat / 2:
                 self._fire(now)
                 fired = now
             if now - looked >= self._times.heartbeat:

@@ -279,6 +279,8 @@ class ZmqSockets:
             events.append(Received(dialled.number, frames))
             if not dialled.broken and not _readable(dialled.socket):
                 return
+            if _is_large(frames):
+                break
         self._more = True
 
     def _read_mailbox(
@@ -291,12 +293,20 @@ class ZmqSockets:
             events.append(Mailed(bytes(frames[0]), frames[1:]))
             if not _readable(mailbox):
                 return
+            if _is_large(frames):
+                break
         self._more = True
 
 
 def _readable(source: zmq.Socket[bytes]) -> bool:
     """Whether a message waits. Asking costs less than to try in vain."""
     return bool(int(source.getsockopt(_EVENTS)) & _IN)
+
+
+def _is_large(frames: Sequence[Part]) -> bool:
+    """Whether to let the caller be done with a message before the next one is read: its bytes are
+    still in the cache then, and its memory is free for the next."""
+    return len(frames) > 2 and type(frames[-1]) is memoryview
 
 
 def _send(to: zmq.Socket[bytes], parts: Sequence[Part]) -> Sent:
