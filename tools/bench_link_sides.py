@@ -50,6 +50,9 @@ name = "{name}"
 name = "toy"
 layers = 8
 
+[links]
+checksum = "{checksum}"
+
 [timeouts]
 suspect = 60.0   # the client of one side says nothing while the other side is measured
 chunk = 60.0
@@ -158,7 +161,11 @@ class Raw:
         pipe = subprocess.PIPE
         self._processes.append(
             subprocess.Popen(
-                command, stdin=pipe, stdout=pipe, text=True, env=child_environment(),
+                command,
+                stdin=pipe,
+                stdout=pipe,
+                text=True,
+                env=child_environment(),
                 start_new_session=True,
             )
         )

@@ -16,6 +16,7 @@ from zpd.configkeys import Key, Problems, flag, one_of, read_table, seconds, sug
 from zpd.confignodes import DTYPES, NAME, NODE, check_nodes
 from zpd.errors import ConfigError
 from zpd.layers import MAX_LAYERS, TOY, layer_count, split
+from zpd.sums import CHECKSUMS
 from zpd.topology import Model, Node, Timeouts, Topology
 
 MAX_FILE = 2**20  # bytes; a file longer than this is no topology
@@ -45,6 +46,7 @@ SECTIONS: dict[str, dict[str, Key]] = {
         "routing": Key(one_of(*prefetch.ROUTES), Topology.routing),
         "prefetch_next": Key(flag, Topology.prefetch_next),
     },
+    "links": {"checksum": Key(one_of(*CHECKSUMS), Topology.checksum)},
     "queue": {"max": Key(whole(1, 10**6), Topology.max_queue)},
     "timeouts": {
         name: Key(seconds(0.01, 86400), getattr(Timeouts, name))
@@ -113,6 +115,7 @@ def parse(data: Mapping[str, Any], problems: Problems, prefetch_next: bool = Fal
         routing=s["decode"]["routing"],
         prefetch_next=s["decode"]["prefetch_next"],
         max_queue=s["queue"]["max"],
+        checksum=s["links"]["checksum"],
         run_dir=s["topology"]["run_dir"],
         log_level=s["topology"]["log_level"],
         expose=s["topology"]["expose"],

@@ -353,11 +353,7 @@ class Links:
     ) -> list[Action]:
         """A frame of an open session."""
         session.heard = now
-        if (
-            seq == session.next_in
-            and type(message) not in OF_SESSIONS
-            and not session.client
-        ):
+        if seq == session.next_in and type(message) not in OF_SESSIONS and not session.client:
             session.next_in += 1
             return [Deliver(session.peer, message, blobs)]
         name = type(message).__name__

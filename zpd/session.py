@@ -13,6 +13,7 @@ from enum import Enum, auto
 
 from zpd.messages import Message
 from zpd.sockets import Outgoing, Part, SendBack, SendOn
+from zpd.sums import OFF
 from zpd.wire import Blob, Envelope, Seal, decode_in, head
 
 CONTROL = "control"
@@ -50,7 +51,7 @@ class Session:
     route: bytes | None
     heard: float  # when the peer's last frame came
     beat: float  # when our last heartbeat left
-    checksum: bool = False
+    checksum: str = OFF
     client: bool = False
     deaf: bool = False  # a client that does not read what is sent to it
     next_in: int = 0
@@ -73,9 +74,7 @@ class Session:
             return SendOn(self.number, seq, frames)
         return SendBack(self.route, seq, frames)
 
-    def open(
-        self, frames: Sequence[Part]
-    ) -> tuple[int, Message, tuple[Blob, ...]] | None:
+    def open(self, frames: Sequence[Part]) -> tuple[int, Message, tuple[Blob, ...]] | None:
         """(seq, message, blobs) of a frame whose envelope says all that this session's must say;
         None where it does not, or where this cannot be told yet. Raises RemoteError."""
         if self._sealed_for != self.peer_incarnation:

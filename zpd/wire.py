@@ -1,6 +1,6 @@
 """Pure. Room 4: a message with its blobs <-> the frames that carry it. See ``docs/wire.md``.
 
-    [b"ZPD1"] [header: msgpack [envelope, name, fields, blob table]] [raw bytes of each blob...]
+    [b"ZPD2"] [header: msgpack [envelope, name, fields, blob table]] [raw bytes of each blob...]
 
 Two rules: what a peer sent is checked before anything is made of it, and whatever is wrong ends in
 ``RemoteError`` with one of ``REASONS``; a blob's bytes are never copied and never interpreted.
@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_type_hints
-from zlib import crc32
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
@@ -20,8 +19,9 @@ import numpy as np
 from zpd.errors import RemoteError, UserError, ZpdBug
 from zpd.messages import MESSAGES, Ask, Cancel, Kv, Message, Note, Prefill, Reserve, Status
 from zpd.schema import BITS, MAX_ITEMS, MAX_NAME, SchemaError, as_map, codec, maker, shown
+from zpd.sums import OFF, SUMS
 
-PROTOCOL = 1
+PROTOCOL = 2
 FAMILY = b"ZPD"
 MAGIC = FAMILY + b"%d" % PROTOCOL
 
@@ -145,9 +145,9 @@ def head(envelope: Envelope) -> bytes:
 
 
 def encode(
-    envelope: Envelope, message: Message, blobs: Sequence[Blob] = (), *, checksum: bool = False
+    envelope: Envelope, message: Message, blobs: Sequence[Blob] = (), *, checksum: str = OFF
 ) -> list[bytes | memoryview]:
-    """The parts to send; blobs are shared, not copied. ``checksum`` adds a crc32 of each blob.
+    """The parts to send; blobs are shared, not copied. ``checksum``: one of ``CHECKSUMS``.
 
     Raises, for whatever ``decode`` would refuse, UserError where a person typed it, else ZpdBug.
     """
@@ -157,9 +157,10 @@ def encode(
 class Seal:
     """Makes the frames of one session's one direction. One thread at a time."""
 
-    def __init__(self, envelope: Envelope, *, checksum: bool = False) -> None:
+    def __init__(self, envelope: Envelope, *, checksum: str = OFF) -> None:
         """``envelope``: of any of its messages. Raises ZpdBug where one of its fields is wrong."""
         self._start = head(envelope)
+        self._sum = SUMS.get(checksum)
         self._checksum = checksum
         self._pack: Callable[[Any], bytes] = msgpack.Packer().pack
 
@@ -170,7 +171,7 @@ class Seal:
         cls = type(message)
         if cls not in _FIELDS:
             raise ZpdBug(f"{cls.__name__} is not a message")
-        table = _table(cls, blobs, self._checksum) if blobs or cls in BLOBS else ()
+        table = self._table(cls, blobs) if blobs or cls in BLOBS else ()
         try:
             rest = self._pack((seq, cls.__name__, _FIELDS[cls].pack(message), table))
         except UnicodeEncodeError as error:
@@ -188,19 +189,19 @@ class Seal:
             raise ZpdBug(f"{cls.__name__}: more than {MAX_BYTES} bytes in all")
         return [MAGIC, header, *[b.data for b in blobs]]
 
-
-def _table(cls: type, blobs: Sequence[Blob], checksum: bool) -> list[Any]:
-    if wrong := _miscount(cls, len(blobs)):
-        raise ZpdBug(wrong)
-    table = []
-    for i, blob in enumerate(blobs):
-        nbytes = blob.data.nbytes
-        if wrong := _fault(blob.dtype, blob.shape, nbytes):
-            raise ZpdBug(f"{cls.__name__} blob {i}: {wrong}")
-        if not blob.data.c_contiguous:
-            raise ZpdBug(f"{cls.__name__} blob {i}: not contiguous memory")
-        table.append((blob.dtype, blob.shape, nbytes, crc32(blob.data) if checksum else None))
-    return table
+    def _table(self, cls: type, blobs: Sequence[Blob]) -> list[Any]:
+        if wrong := _miscount(cls, len(blobs)):
+            raise ZpdBug(wrong)
+        table = []
+        for i, blob in enumerate(blobs):
+            nbytes = blob.data.nbytes
+            if wrong := _fault(blob.dtype, blob.shape, nbytes):
+                raise ZpdBug(f"{cls.__name__} blob {i}: {wrong}")
+            if not blob.data.c_contiguous:
+                raise ZpdBug(f"{cls.__name__} blob {i}: not contiguous memory")
+            said = (self._checksum, self._sum(blob.data)) if self._sum else None
+            table.append((blob.dtype, blob.shape, nbytes, said))
+        return table
 
 
 def _wrong_with(cls: type) -> type[UserError] | type[ZpdBug]:
@@ -343,15 +344,23 @@ def _read_blobs(cls: type, table: Any, parts: list[memoryview]) -> tuple[Blob, .
     for i, (row, part) in enumerate(zip(table, parts, strict=True)):
         if type(row) is not tuple or len(row) != 4:
             raise RemoteError("blob", f"blob {i}: {shown(row)} is not a list of 4")
-        dtype, shape, nbytes, crc = row
+        dtype, shape, nbytes, said = row
         if type(nbytes) is not int or nbytes != part.nbytes:
             raise RemoteError("blob", f"blob {i}: {part.nbytes} bytes came, not {shown(nbytes)}")
         if wrong := _fault(dtype, shape, nbytes):
             raise RemoteError("blob", f"blob {i}: {wrong}")
-        if crc is not None and (type(crc) is not int or crc != crc32(part)):
+        if said is not None and not _holds(said, part):
             raise RemoteError("checksum", f"blob {i}: not the bytes that were sent")
         blobs.append(_blob({"dtype": dtype, "shape": shape, "data": part}))
     return tuple(blobs)
+
+
+def _holds(said: Any, part: memoryview) -> bool:
+    """Whether a checksum is one, and this part's."""
+    if type(said) is not tuple or len(said) != 2:
+        return False
+    name, value = said
+    return type(name) is str and name in SUMS and type(value) is int and value == SUMS[name](part)
 
 
 def _fault(dtype: Any, shape: Any, nbytes: int) -> str:

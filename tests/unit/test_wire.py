@@ -21,6 +21,7 @@ from zpd.messages import (
     MESSAGES,
 )
 from zpd.schema import MAX_INT
+from zpd.sums import CHECKSUMS
 from zpd.wire import BLOBS, DTYPES, MAGIC, MAX_PARTS, Blob, Envelope
 
 few = settings(derandomize=True, database=None, deadline=None, max_examples=25)
@@ -99,8 +100,8 @@ def attempt(parts: list[Any]) -> tuple[Any, tuple[Blob, ...]] | RemoteError:
 @pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
 def test_every_message_comes_back_equal(cls: type) -> None:
     @few
-    @given(values(Envelope), values(cls), blobs_of(cls), st.booleans())
-    def check(envelope: Envelope, message: Any, blobs: tuple[Blob, ...], checksum: bool) -> None:
+    @given(values(Envelope), values(cls), blobs_of(cls), st.sampled_from(CHECKSUMS))
+    def check(envelope: Envelope, message: Any, blobs: tuple[Blob, ...], checksum: str) -> None:
         parts = joined(wire.encode(envelope, message, blobs, checksum=checksum))
         got_envelope, got, got_blobs = wire.decode(parts)
         assert (got_envelope, got, got_blobs) == (envelope, message, blobs)
@@ -132,9 +133,9 @@ def test_a_cut_or_longer_message_is_refused(cls: type) -> None:
 
 
 @many
-@given(st.sampled_from(MESSAGES), st.booleans(), st.data())
+@given(st.sampled_from(MESSAGES), st.sampled_from(CHECKSUMS), st.data())
 def test_flipped_bits_end_in_a_message_or_a_refusal(
-    cls: type, checksum: bool, data: st.DataObject
+    cls: type, checksum: str, data: st.DataObject
 ) -> None:
     message, blobs = data.draw(values(cls)), data.draw(blobs_of(cls))
     parts = [bytearray(p) for p in wire.encode(ENVELOPE, message, blobs, checksum=checksum)]

@@ -21,6 +21,7 @@ from zpd.messages import (
 )
 from zpd.requests import Sampling
 from zpd.schema import MAX_ITEMS
+from zpd.sums import SUMS
 from zpd.wire import MAGIC, MAX_PARTS, Blob, Envelope
 
 ENVELOPE = Envelope("coordinator", 7, "stage0", 3, 2, 41)
@@ -57,8 +58,9 @@ def test_the_header_used_to_spoil_others_is_good() -> None:
     assert (envelope, message, blobs) == (Envelope("a", 1, "b", 2, 3, 4), Heartbeat(1, True), ())
 
 
-def test_each_flipped_bit_of_a_checked_blob_is_seen() -> None:
-    parts = [bytes(p) for p in wire.encode(ENVELOPE, OP, [TENSOR], checksum=True)]
+@pytest.mark.parametrize("checksum", list(SUMS))
+def test_each_flipped_bit_of_a_checked_blob_is_seen(checksum: str) -> None:
+    parts = [bytes(p) for p in wire.encode(ENVELOPE, OP, [TENSOR], checksum=checksum)]
     for bit in range(len(parts[2]) * 8):
         spoilt = bytearray(parts[2])
         spoilt[bit // 8] ^= 1 << bit % 8
@@ -67,8 +69,8 @@ def test_each_flipped_bit_of_a_checked_blob_is_seen() -> None:
 
 def test_without_a_checksum_the_table_says_so() -> None:
     assert header_of(OP, (TENSOR,))[3] == [["float32", [2, 1, 2, 2], 32, None]]
-    part = wire.encode(ENVELOPE, OP, [TENSOR], checksum=True)[1]
-    assert msgpack.unpackb(part)[3][0][3] == crc32(TENSOR.data)
+    part = wire.encode(ENVELOPE, OP, [TENSOR], checksum="crc32")[1]
+    assert msgpack.unpackb(part)[3][0][3] == ["crc32", crc32(TENSOR.data)]
 
 
 @pytest.mark.parametrize(
@@ -196,10 +198,13 @@ def test_what_is_no_zpd_is_refused(magic: bytes) -> None:
     assert refusal(magic, ENCODED_BEAT).reason == "magic"
 
 
-@pytest.mark.parametrize("magic", [b"ZPD2", b"ZPD11", b"ZPD9999"])
+@pytest.mark.parametrize("magic", [b"ZPD1", b"ZPD11", b"ZPD9999"])
 def test_another_protocol_is_refused_by_name(magic: bytes) -> None:
     error = refusal(magic, ENCODED_BEAT)
-    assert (error.reason, error.detail) == ("protocol", f"{magic[3:].decode()}; 1 is spoken here")
+    assert (error.reason, error.detail) == (
+        "protocol",
+        f"{magic[3:].decode()}; {wire.PROTOCOL} is spoken here",
+    )
 
 
 @pytest.mark.parametrize("count", [0, 1, MAX_PARTS + 1, 1000])
@@ -245,7 +250,14 @@ def test_a_wrong_blob_row_is_refused(row: Any) -> None:
     assert spoiled([*header[:3], [row]], bytes(8)).reason == "blob"
 
 
-@pytest.mark.parametrize("crc", [0, True, "x", -1, [], 2**63])
+@pytest.mark.parametrize(
+    "crc",
+    [
+        0, True, "x", [], 2598427311, ["crc32"], ["crc32", 0], ["crc32", 2.0], ["crc32", True],
+        ["sum64", -1], ["sum64", 2**63], ["md5", 0], [[], 0], ["off", 0], ["crc32", 2598427311, 0],
+    ],
+    ids=str,
+)  # fmt: skip
 def test_a_wrong_checksum_is_refused(crc: Any) -> None:
     header = header_of(OP, (TENSOR,))
     header[3] = [["uint8", [8], 8, crc]]
