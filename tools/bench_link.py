@@ -1,8 +1,9 @@
 """``zpd bench link``: what zpd's actors, sessions and wire cost over plain pyzmq.
 
-Raw pyzmq and zpd take turns in short rounds, each in two processes of their own, with the same bytes
-in the same parts; a ratio is the median over pairs of rounds, so that what else the machine does
-hits both. The zpd side is the runtime as shipped (``zpd.node``), under ``tools.bench_link_actors``.
+Raw pyzmq and zpd take turns in short rounds, each in two processes of their own, with the same
+bytes in the same parts; a ratio is the median over pairs of rounds, so that what else the machine
+does hits both. The zpd side is the runtime as shipped (``zpd.node``), under the actors of
+``tools.bench_link_actors``.
 """
 
 from __future__ import annotations

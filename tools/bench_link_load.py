@@ -1,8 +1,8 @@
 """What ``zpd bench link`` sends: the same messages and bytes for zpd and for raw pyzmq.
 
 An *op* is a Prefill with a chunk's token ids, answered by its Reply, as coordinator and stage do.
-A *KV message* is one stage's Kv of a chunk; its receiver copies k and v into a source slot and gives
-the sender its credit back with an End.
+A *KV message* is one stage's Kv of a chunk; its receiver copies k and v into a source slot and
+gives the sender its credit back with an End.
 """
 
 from __future__ import annotations

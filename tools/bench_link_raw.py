@@ -1,9 +1,9 @@
 """The raw side of ``zpd bench link``: plain pyzmq in two processes, nothing checked or counted.
 
 ``python -m tools.bench_link_raw far`` says its address on stdout and serves. ``... near ADDRESS``
-reads rounds from stdin, one JSON object a line, and answers each with one. The parts that they send
-are zpd's own, made once. This is the only import of zmq outside ``zpd/transport.py``: here libzmq is
-what zpd is held against.
+reads rounds from stdin, one JSON object a line, and answers each with one. The parts that they
+send are zpd's own, made once. This is the only import of zmq outside ``zpd/transport.py``: here it
+is what zpd is held against.
 """
 
 from __future__ import annotations

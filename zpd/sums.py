@@ -1,7 +1,8 @@
 """Pure. Room 4: checksums of a blob's bytes, by the name that a link agrees on.
 
-``sum64`` costs a tenth of the KV rate where ``crc32`` takes half of it. It finds every change within
-8 bytes, and words that changed places within 8 KiB; it is no defence against an enemy, nor is crc32.
+``sum64`` reads memory as fast as it comes, ``crc32`` several times slower. ``sum64`` finds every
+change within 8 bytes, and words that changed places within 8 KiB; neither is a defence against an
+enemy.
 """
 
 from __future__ import annotations

@@ -644,7 +644,7 @@ def test_a_client_is_welcome_whatever_its_facts_and_is_no_peer() -> None:
 
 
 REFUSED_CLIENTS: list[tuple[str, dict[str, Any], Refused]] = [
-    ("protocol", {"protocol": 2}, Refused("mismatch", "protocol", str(PROTOCOL), "2")),
+    ("protocol", {"protocol": 1}, Refused("mismatch", "protocol", str(PROTOCOL), "1")),
     ("bulk", {"link": "bulk"}, Refused("link", "link", "control", "bulk")),
     ("name", {"name": "x" * 65}, Refused("client_name", "name", "1 to 64 characters", "x" * 65)),
     ("unseen", {"name": "x\n"}, Refused("client_name", "name", "1 to 64 characters", "x\n")),

@@ -201,10 +201,8 @@ def test_what_is_no_zpd_is_refused(magic: bytes) -> None:
 @pytest.mark.parametrize("magic", [b"ZPD1", b"ZPD11", b"ZPD9999"])
 def test_another_protocol_is_refused_by_name(magic: bytes) -> None:
     error = refusal(magic, ENCODED_BEAT)
-    assert (error.reason, error.detail) == (
-        "protocol",
-        f"{magic[3:].decode()}; {wire.PROTOCOL} is spoken here",
-    )
+    said = f"{magic[3:].decode()}; {wire.PROTOCOL} is spoken here"
+    assert (error.reason, error.detail) == ("protocol", said)
 
 
 @pytest.mark.parametrize("count", [0, 1, MAX_PARTS + 1, 1000])
