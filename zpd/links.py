@@ -42,6 +42,7 @@ from zpd.sockets import Dial, Outgoing, Part, SendBack
 from zpd.wire import PROTOCOL, Blob, Envelope, decode, protocol_of
 
 FROM_CLIENTS = (Ask, Cancel, StatusAsk, Note)  # besides HELLO and heartbeats
+_OPEN = State.OPEN
 OF_SESSIONS = frozenset({Hello, Welcome, Refused, Heartbeat})  # never an actor's
 
 
@@ -95,7 +96,7 @@ class Links:
         if line is None or session is None:
             return []
         try:
-            if line.state is State.OPEN and (found := session.open(frames)):
+            if line.state is _OPEN and (found := session.open(frames)):
                 seq, message, blobs = found
                 if type(message) is not Refused:
                     return self._take(session, seq, message, blobs, now)
@@ -411,7 +412,7 @@ class Links:
     def _session(self, peer: str, link: str) -> Session | None:
         line = self._lines.to(peer, link)
         if line is not None:
-            return line.session if line.state is State.OPEN else None
+            return line.session if line.state is _OPEN else None
         return self._inbound.to(peer, link)
 
     def _watch(self, session: Session) -> None:

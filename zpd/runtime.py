@@ -49,6 +49,7 @@ from zpd.sockets import (
 )
 from zpd.wire import Blob
 
+_OK = Sent.OK
 QUIET = 1.0  # seconds between two records of the same refusal
 
 
@@ -165,13 +166,13 @@ class Runtime:
         if outgoing is None:
             return False
         sent = self._transmit(outgoing)
-        if sent is Sent.FULL and peer in self.links.peers:
+        if sent is not _OK and sent is Sent.FULL and peer in self.links.peers:
             # Between nodes there is room for all that windows and reservations allow: an alarm.
             self._ports.event(
                 "send_refused", peer=peer, link=link, message=type(message).__name__,
                 reason="full", detail="",
             )  # fmt: skip
-        return sent is Sent.OK
+        return sent is _OK
 
     def incarnation_of(self, peer: str) -> int:
         return self._links.incarnation_of(peer) if self._links else 0
@@ -253,10 +254,8 @@ class Runtime:
 
     def _transmit(self, outgoing: Outgoing) -> Sent:
         sent = self._ports.sockets.send(outgoing)
-        if sent is Sent.FULL:
-            self.links.full(outgoing)
-        elif sent is not Sent.OK:
-            self.links.unsent(outgoing)
+        if sent is not _OK:
+            (self.links.full if sent is Sent.FULL else self.links.unsent)(outgoing)
         return sent
 
     def _refuse(self, refusal: Refusal) -> None:

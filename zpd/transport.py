@@ -45,6 +45,7 @@ NEVER = 24 * 3600 * 1000  # ms; a broken socket is closed at the next poll
 _NOW = int(zmq.NOBLOCK)
 _NOW_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _EVENTS = int(zmq.EVENTS)
+_OK = Sent.OK
 _IN = int(zmq.POLLIN)
 _OUT = int(zmq.POLLOUT)
 _put: Callable[..., Any] = zmq.backend.Socket.send  # without the arguments that nobody here gives
@@ -315,31 +316,37 @@ def _send(to: zmq.Socket[bytes], parts: Sequence[Part]) -> Sent:
     Only the first part can be refused; libzmq takes all parts of a message or none.
     """
     last = len(parts) - 1
-    sent = Sent.OK
     for i, part in enumerate(parts):
         flags = _NOW_MORE if i < last else _NOW
-        sent = _send_part(to, part, flags)
-        if sent is Sent.FULL and int(to.getsockopt(_EVENTS)) & _OUT:
-            # libzmq looks at its own news only now and then; asking for EVENTS made it look.
-            sent = _send_part(to, part, flags)
-        if sent is not Sent.OK:
-            break
-    return sent
+        # 6. A large part is shared with libzmq until it has left: zpd.actor says that a blob's
+        # memory never changes after a send, so no tracker is waited for.
+        copied = type(part) is not memoryview or part.nbytes < BIG
+        try:
+            _put(to, part, flags, copied)
+        except zmq.Again:
+            sent = _send_again(to, part, flags, copied)
+            if sent is not _OK:
+                return sent
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                return Sent.GONE
+            raise
+    return _OK
 
 
-def _send_part(to: zmq.Socket[bytes], part: Part, flags: int) -> Sent:
-    # 6. A large part is shared with libzmq until it has left: zpd.actor says that a blob's memory
-    # never changes after a send, so no tracker is waited for.
-    shared = type(part) is memoryview and part.nbytes >= BIG
+def _send_again(to: zmq.Socket[bytes], part: Part, flags: int, copied: bool) -> Sent:
+    """libzmq looks at its own news only now and then; asking for EVENTS makes it look."""
+    if not int(to.getsockopt(_EVENTS)) & _OUT:
+        return Sent.FULL
     try:
-        _put(to, part, flags, not shared)
+        _put(to, part, flags, copied)
     except zmq.Again:
         return Sent.FULL
     except zmq.ZMQError as error:
         if error.errno == zmq.EHOSTUNREACH:
             return Sent.GONE
         raise
-    return Sent.OK
+    return _OK
 
 
 def _recv(source: zmq.Socket[bytes]) -> list[Part] | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, get_type_hints
 
 import msgpack  # type: ignore[import-untyped]
@@ -20,6 +21,8 @@ from zpd.errors import RemoteError, UserError, ZpdBug
 from zpd.messages import MESSAGES, Ask, Cancel, Kv, Message, Note, Prefill, Reserve, Status
 from zpd.schema import BITS, MAX_ITEMS, MAX_NAME, SchemaError, as_map, codec, maker, shown
 from zpd.sums import OFF, SUMS
+
+Part = bytes | bytearray | memoryview
 
 PROTOCOL = 2
 FAMILY = b"ZPD"
@@ -209,7 +212,7 @@ def _wrong_with(cls: type) -> type[UserError] | type[ZpdBug]:
 
 
 def decode(
-    frames: Sequence[bytes | bytearray | memoryview],
+    frames: Sequence[Part],
 ) -> tuple[Envelope, Message, tuple[Blob, ...]]:
     """Read the parts of one message, the routing id already taken off. Blobs share their memory.
 
@@ -220,23 +223,35 @@ def decode(
     return _read_envelope(values), *_read(name, fields, table, frames)
 
 
-def decode_in(
-    start: bytes, frames: Sequence[bytes | bytearray | memoryview]
-) -> tuple[int, Message, tuple[Blob, ...]] | None:
+def decode_in(start: bytes, frames: Sequence[Part]) -> tuple[int, Message, tuple[Blob, ...]] | None:
     """As ``decode``, but with only the seq of the envelope, for a message whose header begins with
-    ``start`` (see ``head``): all else of its envelope is known. None where it begins otherwise."""
-    header = _check_parts(frames)
-    if type(header) is not bytes or not header.startswith(start):
+    ``start`` (see ``head``): all else of its envelope is known. The short way: None where anything
+    before the fields is not plainly right, and ``decode`` then says what. Raises RemoteError."""
+    count = len(frames)
+    if not 2 <= count <= MAX_PARTS or frames[0] != MAGIC:
         return None
-    seq, name, fields, table = _unpack_header(_LIST_OF_4 + header[len(start) :])
-    if type(seq) is not int or seq >> BITS:
-        raise RemoteError("envelope", f"seq: {shown(seq)} is not an integer from 0 to 2**63 - 1")
-    return seq, *_read(name, fields, table, frames)
+    header = frames[1]
+    if type(header) is not bytes or len(header) > MAX_HEADER or not header.startswith(start):
+        return None
+    try:
+        seq, name, fields, table = _unpack(_LIST_OF_4 + header[len(start) :])
+    except _UNPACK_ERRORS:
+        return None
+    cls = _BY_NAME.get(name) if type(name) is str else None
+    if cls is None or type(seq) is not int or seq >> BITS:
+        return None
+    blobs: tuple[Blob, ...] = ()
+    if count > 2 or table != () or cls in BLOBS:
+        parts = [memoryview(f) for f in frames[2:]]
+        if len(header) + sum([p.nbytes for p in parts]) > MAX_BYTES - len(MAGIC):
+            return None
+        blobs = _read_blobs(cls, table, parts)
+    return seq, _read_fields(cls, fields), blobs
 
 
 def _check_parts(
-    frames: Sequence[bytes | bytearray | memoryview],
-) -> bytes | bytearray | memoryview:
+    frames: Sequence[Part],
+) -> Part:
     """Gives the header."""
     if not 2 <= len(frames) <= MAX_PARTS:
         raise RemoteError("parts", f"{len(frames)} parts; 2 to {MAX_PARTS} are allowed")
@@ -256,7 +271,7 @@ def _check_parts(
 
 
 def _read(
-    name: Any, fields: Any, table: Any, frames: Sequence[bytes | bytearray | memoryview]
+    name: Any, fields: Any, table: Any, frames: Sequence[Part]
 ) -> tuple[Message, tuple[Blob, ...]]:
     if type(name) is not str or name not in _BY_NAME:
         raise RemoteError("message", f"{shown(name)} is not a message of protocol {PROTOCOL}")
@@ -264,28 +279,28 @@ def _read(
     blobs: tuple[Blob, ...] = ()
     if len(frames) > 2 or table != () or cls in BLOBS:
         blobs = _read_blobs(cls, table, [memoryview(f) for f in frames[2:]])
+    return _read_fields(cls, fields), blobs
+
+
+def _read_fields(cls: type, fields: Any) -> Message:
     try:
         message: Message = _FIELDS[cls].unpack(fields)
     except SchemaError as error:
         raise RemoteError("field", str(error)) from None
-    return message, blobs
+    return message
 
 
-def protocol_of(frames: Sequence[bytes | bytearray | memoryview]) -> int:
+def protocol_of(frames: Sequence[Part]) -> int:
     """The protocol of a message of any zpd, older or newer; 0 where it is none."""
     first = bytes(memoryview(frames[0])[: len(FAMILY) + 5]) if frames else b""
     number = first.removeprefix(FAMILY)
     return int(number) if number != first and number.isdigit() and len(number) <= 4 else 0
 
 
-def _unpack_header(part: bytes | bytearray | memoryview) -> tuple[Any, Any, Any, Any]:
+def _unpack_header(part: Part) -> tuple[Any, Any, Any, Any]:
     try:
-        header = msgpack.unpackb(
-            part, raw=False, use_list=False, strict_map_key=True, ext_hook=_no_ext,
-            max_str_len=MAX_HEADER, max_bin_len=0, max_ext_len=0,
-            max_array_len=MAX_ITEMS, max_map_len=MAX_ITEMS,
-        )  # fmt: skip
-    except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
+        header = _unpack(part)
+    except _UNPACK_ERRORS as error:
         raise RemoteError("header", f"not msgpack as allowed: {shown(str(error))}") from None
     if type(header) is not tuple or len(header) != 4:
         raise RemoteError("header", f"{shown(header)} is not a list of 4")
@@ -325,6 +340,14 @@ def _check_envelope(values: Any) -> Envelope:
 
 def _no_ext(code: int, data: bytes) -> Any:
     raise ValueError(f"extension type {code}")
+
+
+_unpack = partial(
+    msgpack.unpackb, raw=False, use_list=False, strict_map_key=True, ext_hook=_no_ext,
+    max_str_len=MAX_HEADER, max_bin_len=0, max_ext_len=0,
+    max_array_len=MAX_ITEMS, max_map_len=MAX_ITEMS,
+)  # fmt: skip
+_UNPACK_ERRORS = (ValueError, TypeError, OverflowError, msgpack.UnpackException)
 
 
 def _miscount(cls: type, count: int) -> str:
