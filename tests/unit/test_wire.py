@@ -105,6 +105,8 @@ def test_every_message_comes_back_equal(cls: type) -> None:
         parts = joined(wire.encode(envelope, message, blobs, checksum=checksum))
         got_envelope, got, got_blobs = wire.decode(parts)
         assert (got_envelope, got, got_blobs) == (envelope, message, blobs)
+        within = wire.decode_in(wire.head(envelope), parts)
+        assert within == (envelope.seq, message, blobs)
         assert type(got) is cls
         for name, hint in typing.get_type_hints(cls).items():
             if isinstance(hint, type):

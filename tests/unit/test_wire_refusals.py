@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 from zlib import crc32
 
@@ -17,6 +17,7 @@ from zpd.ids import Attempt, Ring, Term, Use
 from zpd.messages import (
     Ask,
     Heartbeat,
+    Open,
     Prefill,
 )
 from zpd.requests import Sampling
@@ -282,3 +283,28 @@ def test_a_table_that_does_not_match_the_parts_is_refused() -> None:
     assert spoiled(header, bytes(32), bytes(32)).reason == "blob"
     assert spoiled([*header[:3], None]).reason == "blob"
     assert spoiled([*header[:3], {}]).reason == "blob"
+
+
+@pytest.mark.parametrize("ring", [[[True, 0], [1]], [[1, False], [1]], [[1, 0], [1.0]]], ids=str)
+def test_what_equals_the_last_ring_but_is_no_integer_is_refused(ring: Any) -> None:
+    """The last ring is remembered, and Python says that True == 1 == 1.0."""
+    message = Open(Ring(Term(1, 0), (1,)), 1)
+    assert wire.decode(wire.encode(ENVELOPE, message))[1] == message
+    header = header_of(message, ())
+    assert header[2]["ring"] == [[1, 0], [1]]
+    header[2]["ring"] = ring
+    assert spoiled(header).reason == "field"
+
+
+@pytest.mark.parametrize("name", ["source", "target", "session", "source_incarnation"])
+def test_a_header_of_another_session_is_not_read_as_this_ones(name: str) -> None:
+    other = replace(ENVELOPE, **{name: "else" if name in ("source", "target") else 77})
+    assert wire.decode_in(wire.head(ENVELOPE), wire.encode(other, OP, [TENSOR])) is None
+
+
+@pytest.mark.parametrize("seq", [-1, True, 1.0, 2**63, None, "1", [1]], ids=str)
+def test_a_seq_that_is_none_is_not_read_within_a_session(seq: Any) -> None:
+    rest = msgpack.packb([seq, "Heartbeat", {"work": 1, "busy": True}, []])
+    parts = [MAGIC, wire.head(ENVELOPE) + rest[1:]]
+    assert wire.decode_in(wire.head(ENVELOPE), parts) is None
+    assert refusal(*parts).reason == "envelope"
