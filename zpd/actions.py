@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from zpd.messages import Message
 from zpd.sockets import Dial, Hangup, Outgoing
 from zpd.wire import Blob
 
 
-@dataclass(frozen=True)
-class Deliver:
+class Deliver(NamedTuple):
     peer: str
     message: Message
     blobs: tuple[Blob, ...]

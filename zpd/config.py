@@ -17,6 +17,7 @@ from zpd.confignodes import DTYPES, NAME, NODE, check_nodes
 from zpd.errors import ConfigError
 from zpd.layers import MAX_LAYERS, TOY, layer_count, split
 from zpd.order import POLICIES
+from zpd.sums import CHECKSUMS
 from zpd.topology import AUTO, Model, Node, Timeouts, Topology
 
 
@@ -58,6 +59,7 @@ SECTIONS: dict[str, dict[str, Key]] = {
         "routing": Key(one_of(*prefetch.ROUTES), Topology.routing),
         "prefetch_next": Key(flag, Topology.prefetch_next),
     },
+    "links": {"checksum": Key(one_of(*CHECKSUMS), Topology.checksum)},
     "queue": {"max": Key(whole(1, 10**6), Topology.max_queue)},
     "timeouts": {
         name: Key(seconds(0.01, 86400), getattr(Timeouts, name))
@@ -129,6 +131,7 @@ def parse(data: Mapping[str, Any], problems: Problems, prefetch_next: bool = Fal
         routing=s["decode"]["routing"],
         prefetch_next=s["decode"]["prefetch_next"],
         max_queue=s["queue"]["max"],
+        checksum=s["links"]["checksum"],
         run_dir=s["topology"]["run_dir"],
         log_level=s["topology"]["log_level"],
         expose=s["topology"]["expose"],

@@ -42,6 +42,8 @@ from zpd.sockets import Dial, Outgoing, Part, SendBack
 from zpd.wire import PROTOCOL, Blob, Envelope, decode, protocol_of
 
 FROM_CLIENTS = (Ask, Cancel, StatusAsk, Note)  # besides HELLO and heartbeats
+_OPEN = State.OPEN
+OF_SESSIONS = frozenset({Hello, Welcome, Refused, Heartbeat})  # never an actor's
 
 
 class Links:
@@ -94,6 +96,10 @@ class Links:
         if line is None or session is None:
             return []
         try:
+            if line.state is _OPEN and (found := session.open(frames)):
+                seq, message, blobs = found
+                if type(message) is not Refused:
+                    return self._take(session, seq, message, blobs, now)
             envelope, message, blobs = decode(frames)
         except RemoteError as error:
             if error.reason == "protocol" and line.state is State.GREETING:
@@ -105,11 +111,15 @@ class Links:
             return self._refused(line, message, now)
         if line.state is State.GREETING:
             return self._welcomed(line, session, envelope, message, now)
-        return self._take(session, envelope, message, blobs, now)
+        return self._take(session, envelope.seq, message, blobs, now)
 
     def mailed(self, route: bytes, frames: Sequence[Part], now: float) -> list[Action]:
         """A message came to the mailbox."""
+        session = self._inbound.at(route)
         try:
+            # so the route is right too: it is the one that this session's HELLO named
+            if session is not None and (found := session.open(frames)):
+                return self._take(session, *found, now)
             envelope, message, blobs = decode(frames)
         except RemoteError as error:
             if error.reason == "protocol" and (of := read_route(route)):
@@ -117,11 +127,10 @@ class Links:
             return [Refusal(error.reason, _shown(route), "", error.detail)]
         if route != route_of(envelope.source, envelope.source_incarnation, envelope.session):
             return [Refusal("routing", envelope.source, "", f"came from {_shown(route)}")]
-        session = self._inbound.at(route)
         if session is not None:
             if wrong := session.misdirected(envelope):
                 return [_refuse(wrong, session, str(envelope))]
-            return self._take(session, envelope, message, blobs, now)
+            return self._take(session, envelope.seq, message, blobs, now)
         if isinstance(message, Hello) and envelope.seq == 0:
             return self._hello(route, envelope, message, now)
         return self._stranger(route, envelope, message)
@@ -338,20 +347,23 @@ class Links:
     def _take(
         self,
         session: Session,
-        envelope: Envelope,
+        seq: int,
         message: Message,
         blobs: tuple[Blob, ...],
         now: float,
     ) -> list[Action]:
         """A frame of an open session."""
         session.heard = now
+        if seq == session.next_in and type(message) not in OF_SESSIONS and not session.client:
+            session.next_in += 1
+            return [Deliver(session.peer, message, blobs)]
         name = type(message).__name__
         expected = session.next_in
-        order = session.order(envelope.seq)
+        order = session.order(seq)
         if order is Order.DUPLICATE:
-            return [_refuse("duplicate", session, f"{name} {envelope.seq}")]
+            return [_refuse("duplicate", session, f"{name} {seq}")]
         if order is Order.GAP:
-            why = f"frame {expected} is missing: {envelope.seq} came"
+            why = f"frame {expected} is missing: {seq} came"
             gap = Refusal("gap", session.peer, session.link, why, session=True)
             return [gap, *self._end(session, why, now, tell="gap")]
         if isinstance(message, Heartbeat):
@@ -400,7 +412,7 @@ class Links:
     def _session(self, peer: str, link: str) -> Session | None:
         line = self._lines.to(peer, link)
         if line is not None:
-            return line.open
+            return line.session if line.state is _OPEN else None
         return self._inbound.to(peer, link)
 
     def _watch(self, session: Session) -> None:

@@ -50,7 +50,8 @@ class Loop:
         self.workers = Workers(sockets.wake)
         self._times = place.timeouts
         self._log = log
-        self._clock = clock
+        self.event: Callable[..., None] = log.event
+        self._clock = self.now = clock
         self._wanted = wanted
         self._asked = ""
         self.runtime = Runtime(place, make, self)
@@ -87,12 +88,15 @@ class Loop:
         looked = fired = self._clock()
         while not runtime.stopping:
             events = self.sockets.poll(runtime.due() - self._clock(), BATCH)
-            for event in events:
-                runtime.handle(event)
-            self._take_results()
+            count = len(events)
+            events.reverse()
+            while events:
+                runtime.handle(events.pop())  # and its memory is free for what comes next
+            if self.workers.collect():
+                self._take_results()
             now = self._clock()
             # What is still unread is no silence, but heartbeats must leave in a flood too.
-            if len(events) < BATCH or now - fired > self._times.heartbeat / 2:
+            if count < BATCH or now - fired > self._times.heartbeat / 2:
                 self._fire(now)
                 fired = now
             if now - looked >= self._times.heartbeat:
@@ -117,9 +121,6 @@ class Loop:
 
     # ---- Ports -------------------------------------------------------------------------------
 
-    def now(self) -> float:
-        return self._clock()
-
     def pulse(self) -> Heartbeat:
         return self.workers.pulse()
 
@@ -130,9 +131,6 @@ class Loop:
         worker: str,
     ) -> None:
         self.workers.submit(work, done, worker)
-
-    def event(self, name: str, **fields: Any) -> None:
-        self._log.event(name, **fields)
 
 
 def _said(error: BaseException) -> str:

@@ -18,6 +18,7 @@ from zpd.errors import UserError, ZpdBug
 from zpd.identity import acquire
 from zpd.log import Log
 from zpd.loop import Loop
+from zpd.memory import keep_freed
 from zpd.packages import check_packages
 from zpd.place import Place
 from zpd.rundir import NodeRecord, add_node, run_dir
@@ -35,6 +36,7 @@ ROLES = {
 def main(argv: Sequence[str] | None = None) -> int:
     """The process's exit code: 0 after a stop, 1 after a bug, 2 after a user's mistake."""
     args = _parser().parse_args(argv)
+    keep_freed()
     try:
         check_packages()
         topology = load(args.config, prefetch_next=args.pd_prefetch_next)

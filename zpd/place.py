@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from zpd import facts
 from zpd.session import CONTROL
+from zpd.sums import OFF
 from zpd.topology import Timeouts, Topology
 
 CLIENT = "client"  # the role of whoever is no node of the topology
@@ -23,12 +24,10 @@ class Place:
     expected: frozenset[tuple[str, str]] = frozenset()  # (peer, link) that may dial this node
     facts: Mapping[str, str] = field(default_factory=dict)
     timeouts: Timeouts = field(default_factory=Timeouts)
-    checksum: bool = False  # of the blobs that this node sends
+    checksum: str = OFF  # of the blobs that this node sends
 
     @classmethod
-    def of(
-        cls, topology: Topology, name: str, incarnation: int, *, checksum: bool = False
-    ) -> Place:
+    def of(cls, topology: Topology, name: str, incarnation: int) -> Place:
         others = [n.name for n in topology.nodes if n.name != name]
         return cls(
             name=name,
@@ -43,7 +42,7 @@ class Place:
             ),
             facts=facts.of_topology(topology),
             timeouts=topology.timeouts,
-            checksum=checksum,
+            checksum=topology.checksum,
         )
 
     @classmethod

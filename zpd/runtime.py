@@ -49,6 +49,7 @@ from zpd.sockets import (
 )
 from zpd.wire import Blob
 
+_OK = Sent.OK
 QUIET = 1.0  # seconds between two records of the same refusal
 
 
@@ -85,6 +86,9 @@ class Runtime:
         self.stopping = ""  # why, once it is
         self.refusals: Counter[str] = Counter()
         self._ports = ports
+        # Straight to the port: each of these is called for every message.
+        self.now: Callable[[], float] = ports.now
+        self.event: Callable[..., None] = ports.event
         self._quiet: dict[str, tuple[float, int]] = {}  # reason -> until when, unsaid since
         self._links: Links | None = None
         self._heap: list[tuple[float, int, Hashable]] = []
@@ -104,12 +108,12 @@ class Runtime:
         self._do(self._links.start(now))
 
     def handle(self, event: SocketEvent) -> None:
-        links, now = self.links, self._ports.now()
+        links, now = self.links, self.now()
         match event:
-            case Received(number, frames):
-                self._do(links.received(number, frames, now))
             case Mailed(route, frames):
                 self._do(links.mailed(route, frames, now))
+            case Received(number, frames):
+                self._do(links.received(number, frames, now))
             case Connected(number):
                 self._do(links.connected(number, now))
             case Closed(number, why):
@@ -154,9 +158,6 @@ class Runtime:
 
     # ---- Context -------------------------------------------------------------------------------
 
-    def now(self) -> float:
-        return self._ports.now()
-
     def send(
         self, peer: str, message: Message, blobs: Sequence[Blob] = (), *, bulk: bool = False
     ) -> bool:
@@ -165,13 +166,13 @@ class Runtime:
         if outgoing is None:
             return False
         sent = self._transmit(outgoing)
-        if sent is Sent.FULL and peer in self.links.peers:
+        if sent is not _OK and sent is Sent.FULL and peer in self.links.peers:
             # Between nodes there is room for all that windows and reservations allow: an alarm.
             self._ports.event(
                 "send_refused", peer=peer, link=link, message=type(message).__name__,
                 reason="full", detail="",
             )  # fmt: skip
-        return sent is Sent.OK
+        return sent is _OK
 
     def incarnation_of(self, peer: str) -> int:
         return self._links.incarnation_of(peer) if self._links else 0
@@ -196,9 +197,6 @@ class Runtime:
     ) -> None:
         self._ports.submit(work, done, worker)
 
-    def event(self, name: str, **fields: Any) -> None:
-        self._ports.event(name, **fields)
-
     def stop(self, why: str) -> None:
         self.stopping = self.stopping or why
 
@@ -206,13 +204,14 @@ class Runtime:
 
     def _do(self, actions: Sequence[Action]) -> None:
         for action in actions:
-            self._act(action)
+            if type(action) is Deliver:
+                self.deliver(*action)
+            else:
+                self._act(action)
 
     def _act(self, action: Action) -> None:
         actor = self.actor
         match action:
-            case Deliver(peer, message, blobs):
-                self.deliver(peer, message, blobs)
             case SendOn() | SendBack():
                 self._transmit(action)
             case Dial():
@@ -247,15 +246,16 @@ class Runtime:
         if isinstance(message, StatusAsk):
             ready, why = self.actor.ready()
             self.send(peer, Status(ready, why), [Blob.text(json.dumps(self.status()))])
-        else:
-            self.call(self.actor.on_message, peer, message, blobs, peer=peer)
+            return
+        try:
+            self.actor.on_message(peer, message, blobs)
+        except RemoteError as error:
+            self._refuse(Refusal(error.reason, peer, "", error.detail))
 
     def _transmit(self, outgoing: Outgoing) -> Sent:
         sent = self._ports.sockets.send(outgoing)
-        if sent is Sent.FULL:
-            self.links.full(outgoing)
-        elif sent is not Sent.OK:
-            self.links.unsent(outgoing)
+        if sent is not _OK:
+            (self.links.full if sent is Sent.FULL else self.links.unsent)(outgoing)
         return sent
 
     def _refuse(self, refusal: Refusal) -> None:

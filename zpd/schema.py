@@ -3,17 +3,19 @@
 ``codec(annotation, where)`` gives a pair of functions: ``pack`` (value -> plain value that msgpack
 can carry) and ``unpack`` (plain value -> value). Both check, by the same rules, so nothing leaves
 that a peer would refuse. Walking annotations is slow, so it happens at import; a message then
-costs a few calls of small closures.
+costs a few calls of small closures. What is common and plainly right takes a short way through
+them; all else goes the long way, which alone says what is wrong.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
+from math import isfinite
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 MAX_INT = 2**63 - 1  # fits numpy's and torch's int64, so no receiver overflows
+BITS = MAX_INT.bit_length()  # v >> BITS is 0 for just the integers from 0 to MAX_INT
 MAX_NAME = 255  # bytes; what ZeroMQ allows a routing id, and file systems a name
 MAX_TEXT = 4096  # bytes; a message with three such texts is far below the header's cap
 MAX_ITEMS = 4096  # of a list or map: msgpack makes room for the claimed number before it reads them
@@ -57,49 +59,137 @@ def codec(kind: Any, where: str) -> Codec:
 
 
 def as_list(cls: Any, where: str) -> Codec:
-    """A NamedTuple or dataclass as a list of its fields, in order."""
-    parts = [(n, codec(kind, f"{where}.{n}")) for n, kind in get_type_hints(cls).items()]
-    packs = [(n, c.pack) for n, c in parts]
-    unpacks = [c.unpack for _, c in parts]
+    """A NamedTuple as a list of its fields, in order."""
+    hints = get_type_hints(cls)
+    parts = [codec(kind, f"{where}.{n}") for n, kind in hints.items()]
+    packs, unpacks = [c.pack for c in parts], [c.unpack for c in parts]
     count = len(parts)
+    new = tuple.__new__
 
-    def pack(value: Any) -> list[Any]:
+    def pack(value: Any) -> Any:
         if not isinstance(value, cls):
             raise SchemaError(f"{where}: {shown(value)} is not {cls.__name__}")
-        return [pack_one(getattr(value, n)) for n, pack_one in packs]
+        return [pack_one(v) for pack_one, v in zip(packs, value, strict=True)]
 
     def unpack(plain: Any) -> Any:
         if type(plain) is not tuple or len(plain) != count:
             raise SchemaError(f"{where}: {shown(plain)} is not a list of {count}")
-        return cls(*[unpack_one(v) for unpack_one, v in zip(unpacks, plain, strict=True)])
+        return new(cls, [unpack_one(v) for unpack_one, v in zip(unpacks, plain, strict=True)])
+
+    def pack_whole(value: Any) -> Any:
+        if type(value) is cls:
+            for v in value:
+                if type(v) is not int or v >> BITS:
+                    return pack(value)
+            return value
+        return pack(value)
+
+    def unpack_whole(plain: Any) -> Any:
+        if type(plain) is tuple and len(plain) == count:
+            for v in plain:
+                if type(v) is not int or v >> BITS:
+                    return unpack(plain)
+            return new(cls, plain)
+        return unpack(plain)
+
+    if all(kind is int for kind in hints.values()):
+        return Codec(pack_whole, unpack_whole)
+    return _remembering(Codec(pack, unpack))
+
+
+def _remembering(slow: Codec) -> Codec:
+    """The same, but what came last is not looked at again: a ring is the same for many ops, and
+    what it is made of never changes."""
+    nothing = object()  # equals nothing that can come
+    packed: tuple[Any, Any] = (nothing, None)  # value, plain
+    unpacked: tuple[Any, Any] = (nothing, None)  # plain, value
+
+    def pack(value: Any) -> Any:
+        nonlocal packed
+        known, plain = packed
+        if value is not known:
+            plain = slow.pack(value)
+            packed = (value, plain)
+        return plain
+
+    def unpack(plain: Any) -> Any:
+        nonlocal unpacked
+        known, value = unpacked
+        if plain == known and _integers(plain):  # since True == 1 == 1.0
+            return value
+        value = slow.unpack(plain)
+        unpacked = (plain, value)
+        return value
 
     return Codec(pack, unpack)
+
+
+def _integers(plain: Any) -> bool:
+    """Whether a list, and every list in it, holds nothing but lists and integers."""
+    for v in plain:
+        if type(v) is not int and (type(v) is not tuple or not _integers(v)):
+            return False
+    return True
 
 
 def as_map(cls: Any, where: str) -> Codec:
     """A dataclass as a map from field name to value: every field, and no other."""
     hints = get_type_hints(cls)
-    parts = [(f.name, codec(hints[f.name], f"{where}.{f.name}")) for f in dataclasses.fields(cls)]
+    order = tuple(f.name for f in dataclasses.fields(cls))
+    parts = [(n, codec(hints[n], f"{where}.{n}")) for n in order]
     packs = [(n, c.pack) for n, c in parts]
     unpacks = [(n, c.unpack) for n, c in parts]
-    names = {n for n, _ in parts}
+    names = frozenset(order)
+    # Whole numbers are most of what travels: they are looked at together.
+    whole = [n for n in order if hints[n] is int]
+    other_packs = [(n, f) for n, f in packs if n not in whole]
+    other_unpacks = [(n, f) for n, f in unpacks if n not in whole]
+    make = maker(cls)
 
     def pack(value: Any) -> dict[str, Any]:
         if not isinstance(value, cls):
             raise SchemaError(f"{where}: {shown(value)} is not {cls.__name__}")
-        return {n: pack_one(getattr(value, n)) for n, pack_one in packs}
+        found = dict(vars(value))
+        for n, pack_one in other_packs if plainly_whole(found) else packs:
+            found[n] = pack_one(found[n])
+        return found
 
     def unpack(plain: Any) -> Any:
         if type(plain) is not dict:
             raise SchemaError(f"{where}: {shown(plain)} is not a map")
-        if plain.keys() != names:
+        if tuple(plain) != order and plain.keys() != names:
             unknown, missing = plain.keys() - names, names - plain.keys()
             said = [f"no field {n}" for n in sorted(missing)]
             said += sorted(f"unknown field {shown(n)}" for n in unknown)
             raise SchemaError(f"{where}: {', '.join(said)[:200]}")
-        return cls(*[unpack_one(plain[n]) for n, unpack_one in unpacks])
+        found = plain if tuple(plain) == order else {n: plain[n] for n in order}
+        for n, unpack_one in other_unpacks if plainly_whole(found) else unpacks:
+            found[n] = unpack_one(found[n])
+        return make(found)
+
+    def plainly_whole(found: dict[str, Any]) -> bool:
+        for n in whole:
+            v = found[n]
+            if type(v) is not int or v >> BITS:
+                return False
+        return True
 
     return Codec(pack, unpack)
+
+
+def maker(cls: Any) -> Callable[[dict[str, Any]], Any]:
+    """Makes an object of its fields, in order. A frozen dataclass's own way calls a function for
+    each of them."""
+    if hasattr(cls, "__post_init__") or hasattr(cls, "__slots__"):
+        return lambda found: cls(**found)
+    new, put = object.__new__, object.__setattr__
+
+    def make(found: dict[str, Any]) -> Any:
+        made = new(cls)
+        put(made, "__dict__", found)
+        return made
+
+    return make
 
 
 def shown(value: object) -> str:
@@ -116,7 +206,7 @@ def _both(check: Callable[[Any], Any]) -> Codec:
 
 def _integer(where: str) -> Callable[[Any], int]:
     def check(value: Any) -> int:
-        if type(value) is int and 0 <= value <= MAX_INT:
+        if type(value) is int and not value >> BITS:
             return value
         raise SchemaError(f"{where}: {shown(value)} is not an integer from 0 to 2**63 - 1")
 
@@ -134,7 +224,9 @@ def _boolean(where: str) -> Callable[[Any], bool]:
 
 def _number(where: str) -> Callable[[Any], float]:
     def check(value: Any) -> float:
-        if isinstance(value, float) and math.isfinite(value):
+        if type(value) is float and isfinite(value):
+            return value
+        if isinstance(value, float) and isfinite(value):
             return float(value)
         if type(value) is int and -MAX_INT <= value <= MAX_INT:
             return float(value)
@@ -152,6 +244,8 @@ def _text(where: str) -> Codec:
 
 def _string(where: str, most: int) -> Callable[[Any], str]:
     def check(value: Any) -> str:
+        if type(value) is str and len(value) <= most and value.isascii():
+            return value
         if isinstance(value, str) and len(value) <= most >= len(value.encode()):
             return value
         raise SchemaError(f"{where}: {shown(value)} is not a string of at most {most} bytes")
@@ -161,6 +255,8 @@ def _string(where: str, most: int) -> Callable[[Any], str]:
 
 def _cut(where: str) -> Callable[[Any], str]:
     def cut(value: Any) -> str:
+        if type(value) is str and len(value) <= MAX_TEXT and value.isascii():
+            return value
         if not isinstance(value, str):
             raise SchemaError(f"{where}: {shown(value)} is not a string")
         # file names in an error's text may hold lone surrogates
@@ -173,6 +269,8 @@ def _items(item: Codec, where: str) -> Codec:
     def run(one: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
         def check(value: Any) -> tuple[Any, ...]:
             if isinstance(value, tuple) and len(value) <= MAX_ITEMS:
+                if not value:
+                    return ()
                 return tuple([one(v) for v in value])
             raise SchemaError(f"{where}: {shown(value)} is not a list of at most {MAX_ITEMS}")
 

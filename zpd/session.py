@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from zpd.messages import Message
-from zpd.sockets import Outgoing, SendBack, SendOn
-from zpd.wire import Blob, Envelope, encode
+from zpd.sockets import Outgoing, Part, SendBack, SendOn
+from zpd.sums import OFF
+from zpd.wire import Blob, Envelope, Seal, decode_in, head
 
 CONTROL = "control"
 BULK = "bulk"
@@ -50,23 +51,35 @@ class Session:
     route: bytes | None
     heard: float  # when the peer's last frame came
     beat: float  # when our last heartbeat left
-    checksum: bool = False
+    checksum: str = OFF
     client: bool = False
     deaf: bool = False  # a client that does not read what is sent to it
     next_in: int = 0
     next_out: int = 0
+    _head_in: bytes = b""  # how the peer's headers begin
+    _seal: Seal | None = None
+    _sealed_for: int = -1  # the peer's incarnation that both name
 
     def seal(self, message: Message, blobs: Sequence[Blob] = ()) -> Outgoing:
         """The frames of this session's next message, for its socket."""
         seq = self.next_out
-        envelope = Envelope(
-            self.name, self.incarnation, self.peer, self.peer_incarnation, self.number, seq
-        )
-        frames = encode(envelope, message, blobs, checksum=self.checksum)
+        if self._seal is None or self._sealed_for != self.peer_incarnation:
+            self._sealed_for = self.peer_incarnation
+            me, peer = (self.name, self.incarnation), (self.peer, self.peer_incarnation)
+            self._seal = Seal(Envelope(*me, *peer, self.number, seq), checksum=self.checksum)
+            self._head_in = head(Envelope(*peer, *me, self.number, 0))
+        frames = self._seal.encode(seq, message, blobs)
         self.next_out += 1
         if self.route is None:
             return SendOn(self.number, seq, frames)
         return SendBack(self.route, seq, frames)
+
+    def open(self, frames: Sequence[Part]) -> tuple[int, Message, tuple[Blob, ...]] | None:
+        """(seq, message, blobs) of a frame whose envelope says all that this session's must say;
+        None where it does not, or where this cannot be told yet. Raises RemoteError."""
+        if self._sealed_for != self.peer_incarnation:
+            return None
+        return decode_in(self._head_in, frames)
 
     def unsent(self, seq: int) -> bool:
         """Take the last number back, of a frame that the socket did not accept. False: it was not

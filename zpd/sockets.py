@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 Part = bytes | bytearray | memoryview
 
@@ -36,8 +36,7 @@ class Hangup:
     number: int
 
 
-@dataclass(frozen=True)
-class SendOn:
+class SendOn(NamedTuple):
     """Send on a dialled socket. ``seq`` is the frame's, for ``Links.unsent``."""
 
     number: int
@@ -45,8 +44,7 @@ class SendOn:
     frames: Sequence[Part]
 
 
-@dataclass(frozen=True)
-class SendBack:
+class SendBack(NamedTuple):
     """Send from the mailbox to the one who dialled us with this routing id."""
 
     route: bytes
@@ -81,16 +79,14 @@ class Closed:
     why: str
 
 
-@dataclass(frozen=True)
-class Received:
+class Received(NamedTuple):
     """One message on a dialled socket."""
 
     number: int
     frames: Sequence[Part]
 
 
-@dataclass(frozen=True)
-class Mailed:
+class Mailed(NamedTuple):
     """One message in the mailbox."""
 
     route: bytes

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from zpd import address, depth, prefetch
+from zpd.sums import OFF
 
 ROLES = ("coordinator", "prefill", "decode")
 AUTO = 0
@@ -83,6 +84,7 @@ class Topology:
     routing: str = prefetch.REMOTE  # where a prompt is prefilled: by the ring, and only there
     prefetch_next: bool = False  # the ring prefills the next request while the lane decodes one
     max_queue: int = 256  # requests that wait
+    checksum: str = OFF  # of every blob, one of zpd.sums.CHECKSUMS
     run_dir: str = "runs"
     log_level: str = "info"
     expose: bool = False  # nodes may bind where other machines can connect; links are plain text
@@ -171,6 +173,7 @@ class Topology:
             "source_slots": str(self.source_slots),
             "kv_transport": " ".join(self.kv_transport(s) for s in ring),
             "prefetch_next": str(self.prefetch_next).lower(),
+            "checksum": self.checksum,
             "name": self.name,
             "topology": self.fingerprint(),  # last, as what it says best is said by a key above
         }

@@ -10,10 +10,12 @@ import contextlib
 import math
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import zmq
+import zmq.backend
 from zmq.utils.monitor import recv_monitor_message
 
 from zpd.errors import UserError
@@ -39,6 +41,14 @@ HANDSHAKE = 5000  # ms for a ZMTP handshake
 MAX_ROUTE = 255  # bytes of a routing id, which is not of the message
 NEVER = 24 * 3600 * 1000  # ms; a broken socket is closed at the next poll
 
+# Plain integers: pyzmq's flags cost more to combine than a small part costs to send.
+_NOW = int(zmq.NOBLOCK)
+_NOW_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+_EVENTS = int(zmq.EVENTS)
+_OK = Sent.OK
+_IN = int(zmq.POLLIN)
+_OUT = int(zmq.POLLOUT)
+_put: Callable[..., Any] = zmq.backend.Socket.send  # without the arguments that nobody here gives
 _UP = zmq.EVENT_HANDSHAKE_SUCCEEDED
 _DOWN = (
     zmq.EVENT_DISCONNECTED
@@ -55,6 +65,7 @@ class _Dialled:
     number: int
     socket: zmq.Socket[bytes]
     monitor: zmq.Socket[bytes]
+    news: int  # the file descriptor that says when to read the monitor
     connected: bool = False  # its ZMTP handshake is done
     announced: bool = False  # Connected was told
     broken: str = ""  # why; Closed is told once all that was received is
@@ -103,6 +114,8 @@ class ZmqSockets:
         self._poller.register(self._waker.read, zmq.POLLIN)
         self._mailbox: zmq.Socket[bytes] | None = None
         self._dialled: dict[int, _Dialled] = {}
+        self._sources: dict[zmq.Socket[bytes] | int, _Dialled] = {}  # what tells of each
+        self._broken: list[_Dialled] = []
         self._gone: list[bytes] = []  # routes that a send found closed
         self._more = False  # the last poll left something unread
         self._closed = False
@@ -138,19 +151,27 @@ class ZmqSockets:
         dealer.setsockopt(zmq.RECONNECT_IVL, NEVER)
         # 9. Draft events are not in the wheel; the monitor tells of connections.
         monitor = dealer.get_monitor_socket(_UP | _DOWN)
-        self._dialled[dial.number] = _Dialled(dial.number, dealer, monitor)
+        news = int(monitor.getsockopt(zmq.FD))
+        made = _Dialled(dial.number, dealer, monitor, news)
+        self._dialled[dial.number] = self._sources[dealer] = self._sources[news] = made
         self._poller.register(dealer, zmq.POLLIN)
-        self._poller.register(monitor, zmq.POLLIN)
+        # Polling a descriptor costs less than a socket. It tells of all that comes after a read
+        # that found nothing, as this one does; a monitor is only read, and always to its end.
+        self._watch(made, [])
+        self._poller.register(news, zmq.POLLIN)
         try:
             dealer.connect(dial.address)
         except zmq.ZMQError as error:
-            self._dialled[dial.number].broken = f"{dial.address}: {error}"
+            self._break(made, f"{dial.address}: {error}")
 
     def hangup(self, number: int) -> None:
         dialled = self._dialled.pop(number, None)
         if dialled is not None:
-            self._poller.unregister(dialled.socket)
-            self._poller.unregister(dialled.monitor)
+            for source in (dialled.socket, dialled.news):
+                self._poller.unregister(source)
+                del self._sources[source]
+            if dialled in self._broken:
+                self._broken.remove(dialled)
             dialled.socket.disable_monitor()
             dialled.monitor.close(linger=0)
             dialled.socket.close(linger=0)
@@ -169,22 +190,27 @@ class ZmqSockets:
         return _send(dialled.socket, outgoing.frames)
 
     def poll(self, timeout: float, limit: int) -> list[SocketEvent]:
-        if self._more or self._gone or any(d.broken for d in self._dialled.values()):
-            timeout = 0.0
-        milliseconds = max(0, math.ceil(timeout * 1000))
-        found = dict(self._poller.poll(milliseconds))
-        if found.pop(self._waker.read, 0):
-            self._waker.clear()
         events: list[SocketEvent] = []
+        if self._more or self._gone or self._broken:
+            timeout = 0.0
         self._more = False
-        self._read_mailbox(events, limit)
-        limit += len(events)  # neither may starve the other
-        for dialled in list(self._dialled.values()):
-            if dialled.monitor in found:
-                self._watch(dialled)
-            self._announce(dialled, events)
-            if dialled.socket in found or dialled.broken:
-                self._receive(dialled, events, limit)
+        most, mailbox = limit, self._mailbox
+        for source, _ in self._poller.poll(math.ceil(timeout * 1000) if timeout > 0 else 0):
+            if mailbox is not None and source is mailbox:
+                self._read_mailbox(mailbox, events, most)
+            elif source == self._waker.read:
+                self._waker.clear()
+            elif dialled := self._sources.get(source):
+                if source == dialled.news or not dialled.announced:
+                    self._watch(dialled, events)
+                if source is dialled.socket:
+                    self._receive(dialled, events, most)
+            most = len(events) + limit  # none may starve another
+        if self._gone and not self._more:
+            gone, self._gone = self._gone, []
+            events += map(Gone, dict.fromkeys(gone))
+        for dialled in list(self._broken):
+            self._receive(dialled, events, len(events) + limit)
         return events
 
     def wake(self) -> None:
@@ -196,7 +222,7 @@ class ZmqSockets:
         self._closed = True
         for number, dialled in list(self._dialled.items()):
             if dialled.connected and not dialled.broken:
-                self._poller.unregister(dialled.monitor)
+                self._poller.unregister(dialled.news)
                 dialled.socket.disable_monitor()
                 dialled.monitor.close(linger=0)
             else:
@@ -225,7 +251,7 @@ class ZmqSockets:
         if address.startswith("tcp://["):
             made.setsockopt(zmq.IPV6, 1)
 
-    def _watch(self, dialled: _Dialled) -> None:
+    def _watch(self, dialled: _Dialled, events: list[SocketEvent]) -> None:
         with contextlib.suppress(zmq.Again):
             while True:
                 event = recv_monitor_message(dialled.monitor, zmq.NOBLOCK)["event"]
@@ -233,12 +259,15 @@ class ZmqSockets:
                     dialled.connected = True
                 elif event & _DOWN:
                     broke = dialled.connected
-                    dialled.broken = "the connection broke" if broke else "connection refused"
-
-    def _announce(self, dialled: _Dialled, events: list[SocketEvent]) -> None:
+                    self._break(dialled, "the connection broke" if broke else "connection refused")
         if dialled.connected and not dialled.announced and not dialled.broken:
             dialled.announced = True
             events.append(Connected(dialled.number))
+
+    def _break(self, dialled: _Dialled, why: str) -> None:
+        dialled.broken = why
+        if dialled not in self._broken:
+            self._broken.append(dialled)
 
     def _receive(self, dialled: _Dialled, events: list[SocketEvent], limit: int) -> None:
         while len(events) < limit:
@@ -249,19 +278,36 @@ class ZmqSockets:
                     self.hangup(dialled.number)
                 return
             events.append(Received(dialled.number, frames))
+            if not dialled.broken and not _readable(dialled.socket):
+                return
+            if _is_large(frames):
+                break
         self._more = True
 
-    def _read_mailbox(self, events: list[SocketEvent], limit: int) -> None:
-        if self._mailbox is None:
-            return
+    def _read_mailbox(
+        self, mailbox: zmq.Socket[bytes], events: list[SocketEvent], limit: int
+    ) -> None:
         while len(events) < limit:
-            frames = _recv(self._mailbox)
+            frames = _recv(mailbox)
             if frames is None:
-                gone, self._gone = self._gone, []
-                events += map(Gone, dict.fromkeys(gone))
                 return
             events.append(Mailed(bytes(frames[0]), frames[1:]))
+            if not _readable(mailbox):
+                return
+            if _is_large(frames):
+                break
         self._more = True
+
+
+def _readable(source: zmq.Socket[bytes]) -> bool:
+    """Whether a message waits. Asking costs less than to try in vain."""
+    return bool(int(source.getsockopt(_EVENTS)) & _IN)
+
+
+def _is_large(frames: Sequence[Part]) -> bool:
+    """Whether to let the caller be done with a message before the next one is read: its bytes are
+    still in the cache then, and its memory is free for the next."""
+    return len(frames) > 2 and type(frames[-1]) is memoryview
 
 
 def _send(to: zmq.Socket[bytes], parts: Sequence[Part]) -> Sent:
@@ -270,48 +316,56 @@ def _send(to: zmq.Socket[bytes], parts: Sequence[Part]) -> Sent:
     Only the first part can be refused; libzmq takes all parts of a message or none.
     """
     last = len(parts) - 1
-    sent = Sent.OK
     for i, part in enumerate(parts):
-        sent = _send_part(to, part, zmq.SNDMORE if i < last else 0)
-        if sent is Sent.FULL and int(to.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
-            # libzmq looks at its own news only now and then; asking for EVENTS made it look.
-            sent = _send_part(to, part, zmq.SNDMORE if i < last else 0)
-        if sent is not Sent.OK:
-            break
-    return sent
+        flags = _NOW_MORE if i < last else _NOW
+        # 6. A large part is shared with libzmq until it has left: zpd.actor says that a blob's
+        # memory never changes after a send, so no tracker is waited for.
+        copied = type(part) is not memoryview or part.nbytes < BIG
+        try:
+            _put(to, part, flags, copied)
+        except zmq.Again:
+            sent = _send_again(to, part, flags, copied)
+            if sent is not _OK:
+                return sent
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                return Sent.GONE
+            raise
+    return _OK
 
 
-def _send_part(to: zmq.Socket[bytes], part: Part, more: int) -> Sent:
-    # 6. A large part is shared with libzmq until it has left: zpd.actor says that a blob's memory
-    # never changes after a send, so no tracker is waited for.
-    shared = isinstance(part, memoryview) and part.nbytes >= BIG
+def _send_again(to: zmq.Socket[bytes], part: Part, flags: int, copied: bool) -> Sent:
+    """libzmq looks at its own news only now and then; asking for EVENTS makes it look."""
+    if not int(to.getsockopt(_EVENTS)) & _OUT:
+        return Sent.FULL
     try:
-        to.send(part, zmq.NOBLOCK | more, copy=not shared)
+        _put(to, part, flags, copied)
     except zmq.Again:
         return Sent.FULL
     except zmq.ZMQError as error:
         if error.errno == zmq.EHOSTUNREACH:
             return Sent.GONE
         raise
-    return Sent.OK
+    return _OK
 
 
 def _recv(source: zmq.Socket[bytes]) -> list[Part] | None:
     """All parts of the next message; None where there is none. One with too many parts or bytes
     comes cut short, but for the one that is too much, so that ``zpd.wire`` refuses it."""
     try:
-        frame = source.recv(zmq.NOBLOCK, copy=False)
+        frame = source.recv(_NOW, False)
     except zmq.Again:
         return None
     parts: list[Part] = []
     size = 0
     while True:
+        length = len(frame)
         if len(parts) <= MAX_PARTS + 1 and size <= MAX_BYTES + MAX_ROUTE:
-            parts.append(frame.bytes if len(frame) < BIG else frame.buffer)
+            parts.append(frame.bytes if length < BIG else frame.buffer)
         if not frame.more:
             return parts
-        size += len(frame)
-        frame = source.recv(zmq.NOBLOCK, copy=False)
+        size += length
+        frame = source.recv(_NOW, False)
 
 
 def _resolved(address: str) -> str:

@@ -6,8 +6,7 @@ The useful depth is the trip time over the slowest stage; deeper only lengthens 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from zpd.errors import ZpdBug
 
@@ -16,8 +15,7 @@ class OutOfOrder(ZpdBug):
     """A reply did not equal the oldest outstanding op: something was lost, doubled or reordered."""
 
 
-@dataclass(frozen=True)
-class _Op:
+class _Op(NamedTuple):
     key: Any
     nbytes: int
     sent: float  # when, in seconds

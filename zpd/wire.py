@@ -9,17 +9,20 @@ Two rules: what a peer sent is checked before anything is made of it, and whatev
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-from zlib import crc32
+from functools import partial
+from typing import Any, get_type_hints
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from zpd.errors import RemoteError, UserError, ZpdBug
 from zpd.messages import MESSAGES, Ask, Cancel, Kv, Message, Note, Prefill, Reserve, Status
-from zpd.schema import MAX_ITEMS, SchemaError, as_list, as_map, shown
+from zpd.schema import BITS, MAX_ITEMS, MAX_NAME, SchemaError, as_map, codec, maker, shown
+from zpd.sums import OFF, SUMS
+
+Part = bytes | bytearray | memoryview
 
 PROTOCOL = 2
 FAMILY = b"ZPD"
@@ -46,6 +49,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "uint64": np.dtype("<u8"),
     "uint8": np.dtype("u1"),
 }
+
+_ITEM = {name: dtype.itemsize for name, dtype in DTYPES.items()}  # bytes
 
 # The least and the most blobs of a message; a message that is not named here has none.
 BLOBS: dict[type, tuple[int, int]] = {
@@ -123,104 +128,226 @@ class Envelope:
     seq: int
 
 
-_ENVELOPE = as_list(Envelope, "envelope")
+_HEAD = {n: codec(kind, f"envelope.{n}") for n, kind in get_type_hints(Envelope).items()}
+_LIST_OF_4 = b"\x94"
+_envelope = maker(Envelope)
+_blob = maker(Blob)
 _FIELDS = {cls: as_map(cls, cls.__name__) for cls in MESSAGES}
 _BY_NAME = {cls.__name__: cls for cls in MESSAGES}
 
 
+def head(envelope: Envelope) -> bytes:
+    """How the header of every message of this session begins, up to its seq. Raises ZpdBug."""
+    try:
+        values = [c.pack(getattr(envelope, n)) for n, c in _HEAD.items()]
+    except SchemaError as error:
+        raise ZpdBug(str(error)) from None
+    start: bytes = msgpack.packb(values[:-1])
+    # lists of 4 and of 6 that are not ended yet: what ``encode_in`` adds ends both
+    return _LIST_OF_4 + b"\x96" + start[1:]
+
+
 def encode(
-    envelope: Envelope, message: Message, blobs: Sequence[Blob] = (), *, checksum: bool = False
+    envelope: Envelope, message: Message, blobs: Sequence[Blob] = (), *, checksum: str = OFF
 ) -> list[bytes | memoryview]:
-    """The parts to send; blobs are shared, not copied. ``checksum`` adds a crc32 of each blob.
+    """The parts to send; blobs are shared, not copied. ``checksum``: one of ``CHECKSUMS``.
 
     Raises, for whatever ``decode`` would refuse, UserError where a person typed it, else ZpdBug.
     """
-    cls = type(message)
-    wrong_with = UserError if cls in TYPED else ZpdBug
-    if cls not in _FIELDS:
-        raise ZpdBug(f"{cls.__name__} is not a message")
-    if wrong := _miscount(cls, len(blobs)):
-        raise ZpdBug(wrong)
-    table = []
-    for i, blob in enumerate(blobs):
-        if wrong := _fault(blob.dtype, blob.shape, blob.nbytes):
-            raise ZpdBug(f"{cls.__name__} blob {i}: {wrong}")
-        if not blob.data.c_contiguous:
-            raise ZpdBug(f"{cls.__name__} blob {i}: not contiguous memory")
-        crc = crc32(blob.data) if checksum else None
-        table.append((blob.dtype, blob.shape, blob.nbytes, crc))
-    try:
-        fields = _FIELDS[cls].pack(message)
-        header = msgpack.packb((_ENVELOPE.pack(envelope), cls.__name__, fields, table))
-    except UnicodeEncodeError as error:
-        raise wrong_with(f"{cls.__name__}: a string is not Unicode: {error.reason}") from None
-    except SchemaError as error:
-        raise wrong_with(str(error)) from None
-    if len(header) > MAX_HEADER:
-        said = f"a header of {len(header)} bytes; {MAX_HEADER} are allowed"
-        raise wrong_with(f"{cls.__name__}: {said}")
-    if len(MAGIC) + len(header) + sum(b.nbytes for b in blobs) > MAX_BYTES:
-        raise ZpdBug(f"{cls.__name__}: more than {MAX_BYTES} bytes in all")
-    return [MAGIC, header, *(b.data for b in blobs)]
+    return Seal(envelope, checksum=checksum).encode(envelope.seq, message, blobs)
+
+
+class Seal:
+    """Makes the frames of one session's one direction. One thread at a time."""
+
+    def __init__(self, envelope: Envelope, *, checksum: str = OFF) -> None:
+        """``envelope``: of any of its messages. Raises ZpdBug where one of its fields is wrong."""
+        self._start = head(envelope)
+        self._sum = SUMS.get(checksum)
+        self._checksum = checksum
+        self._pack: Callable[[Any], bytes] = msgpack.Packer().pack
+
+    def encode(
+        self, seq: int, message: Message, blobs: Sequence[Blob] = ()
+    ) -> list[bytes | memoryview]:
+        """See ``encode``."""
+        cls = type(message)
+        if cls not in _FIELDS:
+            raise ZpdBug(f"{cls.__name__} is not a message")
+        table = self._table(cls, blobs) if blobs or cls in BLOBS else ()
+        try:
+            rest = self._pack((seq, cls.__name__, _FIELDS[cls].pack(message), table))
+        except UnicodeEncodeError as error:
+            said = f"{cls.__name__}: a string is not Unicode: {error.reason}"
+            raise _wrong_with(cls)(said) from None
+        except SchemaError as error:
+            raise _wrong_with(cls)(str(error)) from None
+        header = self._start + rest[1:]  # the first byte says: a list of 4
+        if len(header) > MAX_HEADER:
+            said = f"{cls.__name__}: a header of {len(header)} bytes; {MAX_HEADER} are allowed"
+            raise _wrong_with(cls)(said)
+        if not blobs:
+            return [MAGIC, header]
+        if len(MAGIC) + len(header) + sum([b.data.nbytes for b in blobs]) > MAX_BYTES:
+            raise ZpdBug(f"{cls.__name__}: more than {MAX_BYTES} bytes in all")
+        return [MAGIC, header, *[b.data for b in blobs]]
+
+    def _table(self, cls: type, blobs: Sequence[Blob]) -> list[Any]:
+        if wrong := _miscount(cls, len(blobs)):
+            raise ZpdBug(wrong)
+        table = []
+        for i, blob in enumerate(blobs):
+            nbytes = blob.data.nbytes
+            if wrong := _fault(blob.dtype, blob.shape, nbytes):
+                raise ZpdBug(f"{cls.__name__} blob {i}: {wrong}")
+            if not blob.data.c_contiguous:
+                raise ZpdBug(f"{cls.__name__} blob {i}: not contiguous memory")
+            said = (self._checksum, self._sum(blob.data)) if self._sum else None
+            table.append((blob.dtype, blob.shape, nbytes, said))
+        return table
+
+
+def _wrong_with(cls: type) -> type[UserError] | type[ZpdBug]:
+    return UserError if cls in TYPED else ZpdBug
 
 
 def decode(
-    frames: Sequence[bytes | bytearray | memoryview],
+    frames: Sequence[Part],
 ) -> tuple[Envelope, Message, tuple[Blob, ...]]:
     """Read the parts of one message, the routing id already taken off. Blobs share their memory.
 
     A part may be anything with the buffer protocol. Raises RemoteError with one of ``REASONS``.
     """
+    header = _check_parts(frames)
+    values, name, fields, table = _unpack_header(header)
+    return _read_envelope(values), *_read(name, fields, table, frames)
+
+
+def decode_in(start: bytes, frames: Sequence[Part]) -> tuple[int, Message, tuple[Blob, ...]] | None:
+    """As ``decode``, but with only the seq of the envelope, for a message whose header begins with
+    ``start`` (see ``head``): all else of its envelope is known. The short way: None where anything
+    before the fields is not plainly right, and ``decode`` then says what. Raises RemoteError."""
+    count = len(frames)
+    if not 2 <= count <= MAX_PARTS or frames[0] != MAGIC:
+        return None
+    header = frames[1]
+    if type(header) is not bytes or len(header) > MAX_HEADER or not header.startswith(start):
+        return None
+    try:
+        seq, name, fields, table = _unpack(_LIST_OF_4 + header[len(start) :])
+    except _UNPACK_ERRORS:
+        return None
+    cls = _BY_NAME.get(name) if type(name) is str else None
+    if cls is None or type(seq) is not int or seq >> BITS:
+        return None
+    blobs: tuple[Blob, ...] = ()
+    if count > 2 or table != () or cls in BLOBS:
+        parts = [memoryview(f) for f in frames[2:]]
+        if len(header) + sum([p.nbytes for p in parts]) > MAX_BYTES - len(MAGIC):
+            return None
+        blobs = _read_blobs(cls, table, parts)
+    return seq, _read_fields(cls, fields), blobs
+
+
+def _check_parts(
+    frames: Sequence[Part],
+) -> Part:
+    """Gives the header."""
     if not 2 <= len(frames) <= MAX_PARTS:
         raise RemoteError("parts", f"{len(frames)} parts; 2 to {MAX_PARTS} are allowed")
-    parts = [memoryview(f) for f in frames]
-    if (size := sum(p.nbytes for p in parts)) > MAX_BYTES:
+    size = 0
+    for frame in frames:
+        size += len(frame) if type(frame) is bytes else memoryview(frame).nbytes
+    if size > MAX_BYTES:
         raise RemoteError("too_big", f"{size} bytes in all; {MAX_BYTES} are allowed")
-    if parts[0] != MAGIC:
+    magic, header = frames[0], frames[1]
+    if magic != MAGIC:
         if spoken := protocol_of(frames):
             raise RemoteError("protocol", f"{spoken}; {PROTOCOL} is spoken here")
-        raise RemoteError("magic", f"{shown(bytes(parts[0][:8]))}; {MAGIC!r} is allowed")
-    if parts[1].nbytes > MAX_HEADER:
-        raise RemoteError("too_big", f"a header of {parts[1].nbytes} bytes; {MAX_HEADER} allowed")
-    envelope_list, name, fields, table = _unpack_header(parts[1])
-    try:
-        envelope: Envelope = _ENVELOPE.unpack(envelope_list)
-    except SchemaError as error:
-        raise RemoteError("envelope", str(error)) from None
+        raise RemoteError("magic", f"{shown(bytes(memoryview(magic)[:8]))}; {MAGIC!r} is allowed")
+    if (length := memoryview(header).nbytes) > MAX_HEADER:
+        raise RemoteError("too_big", f"a header of {length} bytes; {MAX_HEADER} allowed")
+    return header
+
+
+def _read(
+    name: Any, fields: Any, table: Any, frames: Sequence[Part]
+) -> tuple[Message, tuple[Blob, ...]]:
     if type(name) is not str or name not in _BY_NAME:
         raise RemoteError("message", f"{shown(name)} is not a message of protocol {PROTOCOL}")
     cls = _BY_NAME[name]
-    blobs = _read_blobs(cls, table, parts[2:])
+    blobs: tuple[Blob, ...] = ()
+    if len(frames) > 2 or table != () or cls in BLOBS:
+        blobs = _read_blobs(cls, table, [memoryview(f) for f in frames[2:]])
+    return _read_fields(cls, fields), blobs
+
+
+def _read_fields(cls: type, fields: Any) -> Message:
     try:
         message: Message = _FIELDS[cls].unpack(fields)
     except SchemaError as error:
         raise RemoteError("field", str(error)) from None
-    return envelope, message, blobs
+    return message
 
 
-def protocol_of(frames: Sequence[bytes | bytearray | memoryview]) -> int:
+def protocol_of(frames: Sequence[Part]) -> int:
     """The protocol of a message of any zpd, older or newer; 0 where it is none."""
     first = bytes(memoryview(frames[0])[: len(FAMILY) + 5]) if frames else b""
     number = first.removeprefix(FAMILY)
     return int(number) if number != first and number.isdigit() and len(number) <= 4 else 0
 
 
-def _unpack_header(part: memoryview) -> tuple[Any, Any, Any, Any]:
+def _unpack_header(part: Part) -> tuple[Any, Any, Any, Any]:
     try:
-        header = msgpack.unpackb(
-            part, raw=False, use_list=False, strict_map_key=True, ext_hook=_no_ext,
-            max_str_len=MAX_HEADER, max_bin_len=0, max_ext_len=0,
-            max_array_len=MAX_ITEMS, max_map_len=MAX_ITEMS,
-        )  # fmt: skip
-    except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
+        header = _unpack(part)
+    except _UNPACK_ERRORS as error:
         raise RemoteError("header", f"not msgpack as allowed: {shown(str(error))}") from None
     if type(header) is not tuple or len(header) != 4:
         raise RemoteError("header", f"{shown(header)} is not a list of 4")
     return header
 
 
+def _read_envelope(values: Any) -> Envelope:
+    if type(values) is tuple and len(values) == len(_HEAD):
+        source, life, target, target_life, session, seq = values
+        if (
+            type(source) is type(target) is str
+            and type(life) is type(target_life) is type(session) is type(seq) is int
+            and not (life | target_life | session | seq) >> BITS
+            and len(source) <= MAX_NAME >= len(target)
+            and source.isascii()
+            and target.isascii()
+        ):
+            made: Envelope = _envelope(
+                {
+                    "source": source, "source_incarnation": life, "target": target,
+                    "target_incarnation": target_life, "session": session, "seq": seq,
+                }
+            )  # fmt: skip
+            return made
+    return _check_envelope(values)
+
+
+def _check_envelope(values: Any) -> Envelope:
+    """The long way, which says what is wrong."""
+    if type(values) is not tuple or len(values) != len(_HEAD):
+        raise RemoteError("envelope", f"{shown(values)} is not a list of {len(_HEAD)}")
+    try:
+        return Envelope(*[c.unpack(v) for c, v in zip(_HEAD.values(), values, strict=True)])
+    except SchemaError as error:
+        raise RemoteError("envelope", str(error)) from None
+
+
 def _no_ext(code: int, data: bytes) -> Any:
     raise ValueError(f"extension type {code}")
+
+
+_unpack = partial(
+    msgpack.unpackb, raw=False, use_list=False, strict_map_key=True, ext_hook=_no_ext,
+    max_str_len=MAX_HEADER, max_bin_len=0, max_ext_len=0,
+    max_array_len=MAX_ITEMS, max_map_len=MAX_ITEMS,
+)  # fmt: skip
+_UNPACK_ERRORS = (ValueError, TypeError, OverflowError, msgpack.UnpackException)
 
 
 def _miscount(cls: type, count: int) -> str:
@@ -240,19 +367,36 @@ def _read_blobs(cls: type, table: Any, parts: list[memoryview]) -> tuple[Blob, .
     for i, (row, part) in enumerate(zip(table, parts, strict=True)):
         if type(row) is not tuple or len(row) != 4:
             raise RemoteError("blob", f"blob {i}: {shown(row)} is not a list of 4")
-        dtype, shape, nbytes, crc = row
+        dtype, shape, nbytes, said = row
         if type(nbytes) is not int or nbytes != part.nbytes:
             raise RemoteError("blob", f"blob {i}: {part.nbytes} bytes came, not {shown(nbytes)}")
         if wrong := _fault(dtype, shape, nbytes):
             raise RemoteError("blob", f"blob {i}: {wrong}")
-        if crc is not None and (type(crc) is not int or crc != crc32(part)):
+        if said is not None and not _holds(said, part):
             raise RemoteError("checksum", f"blob {i}: not the bytes that were sent")
-        blobs.append(Blob(dtype, shape, part))
+        blobs.append(_blob({"dtype": dtype, "shape": shape, "data": part}))
     return tuple(blobs)
+
+
+def _holds(said: Any, part: memoryview) -> bool:
+    """Whether a checksum is one, and this part's."""
+    if type(said) is not tuple or len(said) != 2:
+        return False
+    name, value = said
+    return type(name) is str and name in SUMS and type(value) is int and value == SUMS[name](part)
 
 
 def _fault(dtype: Any, shape: Any, nbytes: int) -> str:
     """What is wrong with a blob's description; "" where nothing is."""
+    if type(dtype) is str and type(shape) is tuple and len(shape) <= MAX_DIMS:
+        spans = _ITEM.get(dtype, 0)  # the short way, for what is plainly right
+        for d in shape:
+            if type(d) is not int or d < 1:
+                spans = 0
+                break
+            spans *= d
+        if 0 < spans == nbytes <= MAX_BYTES:
+            return ""
     if not isinstance(dtype, str) or dtype not in DTYPES:
         return f"dtype {shown(dtype)}; allowed are {', '.join(DTYPES)}"
     if not isinstance(shape, tuple) or len(shape) > MAX_DIMS:

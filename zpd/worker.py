@@ -32,7 +32,8 @@ class Worker:
         self.moved = False  # the loop's: since the pulse last moved
         self.pending = 0  # the loop's: submitted, and its result not yet taken
         self._finished = finished
-        self._queue: queue.Queue[tuple[Work, Done] | None] = queue.Queue(BOUND)
+        self._closing = False
+        self._queue: queue.SimpleQueue[tuple[Work, Done] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"worker-{name}", daemon=True)
         self._thread.start()
 
@@ -40,22 +41,20 @@ class Worker:
         self.bumps += 1
 
     def put(self, work: Work, done: Done) -> None:
-        try:
-            self._queue.put_nowait((work, done))
-        except queue.Full:
-            raise ZpdBug(f"worker {self.name}: {BOUND} pieces of work wait already") from None
+        if self.pending > BOUND:  # one of them runs
+            raise ZpdBug(f"worker {self.name}: {BOUND} pieces of work wait already")
         self.pending += 1
+        self._queue.put((work, done))
 
     def close(self, timeout: float) -> bool:
         """Let what runs come to its end; what waits is not begun. False: it still runs."""
-        with self._queue.mutex:
-            self._queue.queue.clear()
+        self._closing = True
         self._queue.put(None)
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
+        while (item := self._queue.get()) is not None and not self._closing:
             work, done = item
             self.bump()
             try:
@@ -76,11 +75,17 @@ class Workers:
         self._workers: dict[str, Worker] = {}
         self._results: deque[tuple[Worker, Done, Any, BaseException | None]] = deque()
         self._work = 0
+        self._woken = False  # a wake is on its way, for all results until ``collect``
 
     def submit(self, work: Work, done: Done, name: str) -> None:
         if name not in self._workers:
             self._workers[name] = Worker(name, lambda *result: self._finish(name, *result))
         self._workers[name].put(work, done)
+
+    def collect(self) -> bool:
+        """Whether there are results to take. What comes after this call wakes the loop again."""
+        self._woken = False
+        return bool(self._results)
 
     def take(self) -> tuple[Done, Any, BaseException | None] | None:
         """The next result, if there is one."""
@@ -109,4 +114,6 @@ class Workers:
 
     def _finish(self, name: str, done: Done, result: Any, error: BaseException | None) -> None:
         self._results.append((self._workers[name], done, result, error))
-        self._wake()
+        if not self._woken:
+            self._woken = True
+            self._wake()

@@ -83,7 +83,7 @@ def spoilt(pick: random.Random, envelope: Envelope) -> Spoilt:
 def _header(pick: random.Random, envelope: Envelope) -> tuple[list[Any], list[bytes]]:
     """A good header as lists, and its blobs."""
     message, blobs = pick.choice(INTERNAL)
-    parts = encode(envelope, message, blobs, checksum=True)
+    parts = encode(envelope, message, blobs, checksum="crc32")
     return msgpack.unpackb(parts[1], use_list=True), [bytes(p) for p in parts[2:]]
 
 
@@ -129,7 +129,7 @@ def _too_big(pick: random.Random, envelope: Envelope) -> Spoilt:
 
 
 def _other_protocol(pick: random.Random, envelope: Envelope) -> Spoilt:
-    number = pick.choice((0, 2, 9, 9999))
+    number = pick.choice((0, PROTOCOL + 1, 9, 9999))
     # Protocol 0 is none, so those bytes are not of zpd at all.
     return Spoilt([b"ZPD%d" % number, b"whatever"], "protocol" if number else "magic")
 
@@ -185,7 +185,7 @@ def _wrong_blobs(pick: random.Random, envelope: Envelope) -> Spoilt:
 
 def _wrong_sum(pick: random.Random, envelope: Envelope) -> Spoilt:
     message, made = INTERNAL[11]
-    parts = [bytes(p) for p in encode(envelope, message, made, checksum=True)]
+    parts = [bytes(p) for p in encode(envelope, message, made, checksum="crc32")]
     return Spoilt([*parts[:-1], b"\x01" + parts[-1][1:]], "checksum")
 
 

@@ -138,6 +138,10 @@ CASES: dict[str, Wrong] = {
     "prefetch that is neither on nor off": Wrong(
         "lanes = 1", "lanes = 1\nprefetch_next = 1", ("[decode] prefetch_next = 1", "true or fal"),
     ),
+    "a checksum that is not there": Wrong(
+        "[prefill]", '[links]\nchecksum = "md5"\n[prefill]',
+        ('[links] checksum = "md5"', "must be one of off, sum64, crc32"),
+    ),
     "suspicion under heartbeats": Wrong(
         "[prefill]", "[timeouts]\nsuspect = 1\n[prefill]", ("suspect = 1.0", "3 x", "heartbeat")
     ),

@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 
 from zpd import wire
 from zpd.errors import RemoteError
+from zpd.ids import Ring
 from zpd.messages import (
     MESSAGES,
 )
-from zpd.schema import MAX_INT
+from zpd.schema import MAX_INT, SchemaError, codec
+from zpd.sums import CHECKSUMS
 from zpd.wire import BLOBS, DTYPES, MAGIC, MAX_PARTS, Blob, Envelope
 
 few = settings(derandomize=True, database=None, deadline=None, max_examples=25)
@@ -99,11 +101,13 @@ def attempt(parts: list[Any]) -> tuple[Any, tuple[Blob, ...]] | RemoteError:
 @pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
 def test_every_message_comes_back_equal(cls: type) -> None:
     @few
-    @given(values(Envelope), values(cls), blobs_of(cls), st.booleans())
-    def check(envelope: Envelope, message: Any, blobs: tuple[Blob, ...], checksum: bool) -> None:
+    @given(values(Envelope), values(cls), blobs_of(cls), st.sampled_from(CHECKSUMS))
+    def check(envelope: Envelope, message: Any, blobs: tuple[Blob, ...], checksum: str) -> None:
         parts = joined(wire.encode(envelope, message, blobs, checksum=checksum))
         got_envelope, got, got_blobs = wire.decode(parts)
         assert (got_envelope, got, got_blobs) == (envelope, message, blobs)
+        within = wire.decode_in(wire.head(envelope), parts)
+        assert within == (envelope.seq, message, blobs)
         assert type(got) is cls
         for name, hint in typing.get_type_hints(cls).items():
             if isinstance(hint, type):
@@ -132,9 +136,9 @@ def test_a_cut_or_longer_message_is_refused(cls: type) -> None:
 
 
 @many
-@given(st.sampled_from(MESSAGES), st.booleans(), st.data())
+@given(st.sampled_from(MESSAGES), st.sampled_from(CHECKSUMS), st.data())
 def test_flipped_bits_end_in_a_message_or_a_refusal(
-    cls: type, checksum: bool, data: st.DataObject
+    cls: type, checksum: str, data: st.DataObject
 ) -> None:
     message, blobs = data.draw(values(cls)), data.draw(blobs_of(cls))
     parts = [bytearray(p) for p in wire.encode(ENVELOPE, message, blobs, checksum=checksum)]
@@ -170,6 +174,14 @@ def test_any_value_in_a_field_is_good_or_refused_by_name(cls: type) -> None:
             wire.encode(ENVELOPE, *said)
 
     check()
+
+
+@pytest.mark.parametrize("value", [(), None, 0, (1, 2)])
+def test_what_is_no_ring_is_refused_by_a_codec_that_saw_none_yet(value: Any) -> None:
+    made = codec(Ring, "Close.ring")
+    for direction in (made.pack, made.unpack):
+        with pytest.raises(SchemaError, match=r"Close\.ring: "):
+            direction(value)
 
 
 @pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)

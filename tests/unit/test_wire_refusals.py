@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 from zlib import crc32
 
@@ -17,11 +17,13 @@ from zpd.ids import Attempt, Ring, Term, Use
 from zpd.messages import (
     Ask,
     Heartbeat,
+    Open,
     Prefill,
 )
 from zpd.requests import Sampling
 from zpd.schema import MAX_ITEMS
-from zpd.wire import MAGIC, MAX_PARTS, PROTOCOL, Blob, Envelope
+from zpd.sums import SUMS
+from zpd.wire import MAGIC, MAX_PARTS, Blob, Envelope
 
 ENVELOPE = Envelope("coordinator", 7, "stage0", 3, 2, 41)
 ATT = Attempt(1, 2)
@@ -57,8 +59,9 @@ def test_the_header_used_to_spoil_others_is_good() -> None:
     assert (envelope, message, blobs) == (Envelope("a", 1, "b", 2, 3, 4), Heartbeat(1, True), ())
 
 
-def test_each_flipped_bit_of_a_checked_blob_is_seen() -> None:
-    parts = [bytes(p) for p in wire.encode(ENVELOPE, OP, [TENSOR], checksum=True)]
+@pytest.mark.parametrize("checksum", list(SUMS))
+def test_each_flipped_bit_of_a_checked_blob_is_seen(checksum: str) -> None:
+    parts = [bytes(p) for p in wire.encode(ENVELOPE, OP, [TENSOR], checksum=checksum)]
     for bit in range(len(parts[2]) * 8):
         spoilt = bytearray(parts[2])
         spoilt[bit // 8] ^= 1 << bit % 8
@@ -67,8 +70,8 @@ def test_each_flipped_bit_of_a_checked_blob_is_seen() -> None:
 
 def test_without_a_checksum_the_table_says_so() -> None:
     assert header_of(OP, (TENSOR,))[3] == [["float32", [2, 1, 2, 2], 32, None]]
-    part = wire.encode(ENVELOPE, OP, [TENSOR], checksum=True)[1]
-    assert msgpack.unpackb(part)[3][0][3] == crc32(TENSOR.data)
+    part = wire.encode(ENVELOPE, OP, [TENSOR], checksum="crc32")[1]
+    assert msgpack.unpackb(part)[3][0][3] == ["crc32", crc32(TENSOR.data)]
 
 
 @pytest.mark.parametrize(
@@ -199,10 +202,8 @@ def test_what_is_no_zpd_is_refused(magic: bytes) -> None:
 @pytest.mark.parametrize("magic", [b"ZPD1", b"ZPD11", b"ZPD9999"])
 def test_another_protocol_is_refused_by_name(magic: bytes) -> None:
     error = refusal(magic, ENCODED_BEAT)
-    assert (error.reason, error.detail) == (
-        "protocol",
-        f"{magic[3:].decode()}; {PROTOCOL} is spoken here",
-    )
+    said = f"{magic[3:].decode()}; {wire.PROTOCOL} is spoken here"
+    assert (error.reason, error.detail) == ("protocol", said)
 
 
 @pytest.mark.parametrize("count", [0, 1, MAX_PARTS + 1, 1000])
@@ -248,7 +249,14 @@ def test_a_wrong_blob_row_is_refused(row: Any) -> None:
     assert spoiled([*header[:3], [row]], bytes(8)).reason == "blob"
 
 
-@pytest.mark.parametrize("crc", [0, True, "x", -1, [], 2**63])
+@pytest.mark.parametrize(
+    "crc",
+    [
+        0, True, "x", [], 2598427311, ["crc32"], ["crc32", 0], ["crc32", 2.0], ["crc32", True],
+        ["sum64", -1], ["sum64", 2**63], ["md5", 0], [[], 0], ["off", 0], ["crc32", 2598427311, 0],
+    ],
+    ids=str,
+)  # fmt: skip
 def test_a_wrong_checksum_is_refused(crc: Any) -> None:
     header = header_of(OP, (TENSOR,))
     header[3] = [["uint8", [8], 8, crc]]
@@ -275,3 +283,28 @@ def test_a_table_that_does_not_match_the_parts_is_refused() -> None:
     assert spoiled(header, bytes(32), bytes(32)).reason == "blob"
     assert spoiled([*header[:3], None]).reason == "blob"
     assert spoiled([*header[:3], {}]).reason == "blob"
+
+
+@pytest.mark.parametrize("ring", [[[True, 0], [1]], [[1, False], [1]], [[1, 0], [1.0]]], ids=str)
+def test_what_equals_the_last_ring_but_is_no_integer_is_refused(ring: Any) -> None:
+    """The last ring is remembered, and Python says that True == 1 == 1.0."""
+    message = Open(Ring(Term(1, 0), (1,)), 1)
+    assert wire.decode(wire.encode(ENVELOPE, message))[1] == message
+    header = header_of(message, ())
+    assert header[2]["ring"] == [[1, 0], [1]]
+    header[2]["ring"] = ring
+    assert spoiled(header).reason == "field"
+
+
+@pytest.mark.parametrize("name", ["source", "target", "session", "source_incarnation"])
+def test_a_header_of_another_session_is_not_read_as_this_ones(name: str) -> None:
+    other = replace(ENVELOPE, **{name: "else" if name in ("source", "target") else 77})
+    assert wire.decode_in(wire.head(ENVELOPE), wire.encode(other, OP, [TENSOR])) is None
+
+
+@pytest.mark.parametrize("seq", [-1, True, 1.0, 2**63, None, "1", [1]], ids=str)
+def test_a_seq_that_is_none_is_not_read_within_a_session(seq: Any) -> None:
+    rest = msgpack.packb([seq, "Heartbeat", {"work": 1, "busy": True}, []])
+    parts = [MAGIC, wire.head(ENVELOPE) + rest[1:]]
+    assert wire.decode_in(wire.head(ENVELOPE), parts) is None
+    assert refusal(*parts).reason == "envelope"

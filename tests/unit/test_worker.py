@@ -44,9 +44,9 @@ class Office:
 
     def take(self, count: int) -> None:
         for _ in range(count):
-            assert self.woken.acquire(timeout=PATIENCE)
-            result = self.workers.take()
-            assert result is not None
+            while (result := self.workers.take()) is None:
+                assert self.woken.acquire(timeout=PATIENCE)
+                self.workers.collect()
             done, value, error = result
             done(value, error)
 
@@ -137,3 +137,26 @@ def test_a_close_says_whether_work_still_runs(office: Office) -> None:
     gate.set()
     assert office.workers.close(PATIENCE)
     assert ran == [], "what waited was not begun"
+
+
+def test_results_that_nobody_took_yet_wake_the_loop_once() -> None:
+    wakes: list[int] = []
+    workers = Workers(lambda: wakes.append(1))
+
+    def run(count: int) -> None:
+        ended = threading.Event()
+        for n in range(count):
+            workers.submit(
+                lambda progress, n=n: ended.set() if n == count - 1 else None, print, "w"
+            )
+        assert ended.wait(PATIENCE)
+
+    run(5)
+    run(1)
+    assert wakes == [1]
+    assert workers.collect()
+    run(2)
+    run(1)
+    assert wakes == [1, 1]
+    assert workers.close(PATIENCE)
+    assert len([*iter(workers.take, None)]) == 9

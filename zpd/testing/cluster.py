@@ -37,7 +37,6 @@ class Cluster:
         *,
         seed: int = 0,
         max_steps: int = 1_000_000,
-        checksum: bool = False,
     ) -> None:
         self.topology = topology
         self.seed = seed
@@ -48,7 +47,6 @@ class Cluster:
         self.events: list[tuple[float, str, str, dict[str, Any]]] = []  # (time, node, name, fields)
         self.steps = 0
         self._factory = factory
-        self._checksum = checksum
         self._random = random.Random(seed)
         self._max_steps = max_steps
         self._lives: dict[str, int] = {}
@@ -95,7 +93,7 @@ class Cluster:
             self.kill(name)
         self._lives[name] = self._lives.get(name, 0) + 1
         node = self.topology.node(name)
-        place = Place.of(self.topology, name, self._lives[name], checksum=self._checksum)
+        place = Place.of(self.topology, name, self._lives[name])
         self.nodes[name] = SimNode(self, place, lambda c: self._factory(c, self.topology, node))
         self.nodes[name].start(node.address)
 
