@@ -76,7 +76,7 @@ class Topology:
     prefill_bytes: int = 64 * 2**20  # payload bytes outstanding
     lanes: int = 1
     source_slots: int = 1
-    routing: str = prefetch.REMOTE  # where a prompt is prefilled: by the ring, and only there
+    routing: str = prefetch.REMOTE  # who prefills: the ring, the decode node ("local"), or "cost"
     prefetch_next: bool = False  # the ring prefills the next request while the lane decodes one
     max_queue: int = 256  # requests that wait
     run_dir: str = "runs"
@@ -144,6 +144,7 @@ class Topology:
             "bytes": str(self.prefill_bytes),
             "lanes": str(self.lanes),
             "source_slots": str(self.source_slots),
+            "routing": self.routing,
             "prefetch_next": str(self.prefetch_next).lower(),
             "name": self.name,
             "topology": self.fingerprint(),  # last, as what it says best is said by a key above

@@ -18,7 +18,18 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from zpd.errors import RemoteError, UserError, ZpdBug
-from zpd.messages import MESSAGES, Ask, Cancel, Kv, Message, Note, Prefill, Reserve, Status
+from zpd.messages import (
+    MESSAGES,
+    Ask,
+    Cancel,
+    Kv,
+    Message,
+    Note,
+    Prefill,
+    Reserve,
+    ReserveLane,
+    Status,
+)
 from zpd.schema import MAX_ITEMS, SchemaError, as_list, as_map, shown
 
 PROTOCOL = 1
@@ -50,6 +61,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 # The least and the most blobs of a message; a message that is not named here has none.
 BLOBS: dict[type, tuple[int, int]] = {
     Reserve: (1, 1),
+    ReserveLane: (1, 1),
     Prefill: (0, 1),
     Kv: (2, 3),
     Ask: (1, 1),
