@@ -82,7 +82,7 @@ class Coordinator(Actor):
         return {
             "ring": {"state": s.ring.state, "term": str(s.ring.term), "why": s.ring.why},
             "down": dict(s.down),
-            "routing": {"set": self.topology.routing, **(s.router.status() if s.router else {})},
+            "routing": {"setting": self.topology.routing} | (s.router.status() if s.router else {}),
             "limits": {name: s.limit(name)[0] for name in self.topology.limits()},
             "window": {
                 "outstanding": len(s.window),

@@ -375,7 +375,7 @@ class Scheduler:
         budget = chunks * (self.times.chunk + self.times.step)
         if now - max(live.progress, self.local_moved) <= budget:
             return []
-        why = f"local prefill of {chunks} chunks: [timeouts] chunk + step for each = {budget} s"
+        why = f"local prefill, {chunks} x [timeouts] chunk + step = {budget} s"
         return self._end(now, live, Outcome.OP_TIMEOUT, why)
 
     def _lane_moved(self, now: float, live: Live) -> None:
