@@ -197,7 +197,7 @@ class Scheduler:
         live = self.live.get(message.att)
         if live is None:
             return []  # it ended before the grant; its RELEASE said that nothing was sent
-        if live.phase is not Phase.RESERVE:
+        if live.phase is not Phase.RESERVE or live.local:
             raise RemoteError("wrong_phase", f"GRANT for {message.att} in {live.phase}")
         live.phase, live.use = Phase.PREFILL, message.use
         live.granted = live.progress = now
