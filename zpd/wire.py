@@ -1,6 +1,6 @@
 """Pure. Room 4: a message with its blobs <-> the frames that carry it. See ``docs/wire.md``.
 
-    [b"ZPD1"] [header: msgpack [envelope, name, fields, blob table]] [raw bytes of each blob...]
+    [b"ZPD2"] [header: msgpack [envelope, name, fields, blob table]] [raw bytes of each blob...]
 
 Two rules: what a peer sent is checked before anything is made of it, and whatever is wrong ends in
 ``RemoteError`` with one of ``REASONS``; a blob's bytes are never copied and never interpreted.
@@ -32,7 +32,7 @@ from zpd.messages import (
 )
 from zpd.schema import MAX_ITEMS, SchemaError, as_list, as_map, shown
 
-PROTOCOL = 1
+PROTOCOL = 2
 FAMILY = b"ZPD"
 MAGIC = FAMILY + b"%d" % PROTOCOL
 
