@@ -8,7 +8,7 @@ and grants are FIFO, so the wait for a lane is the same for both and is left out
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -31,7 +31,7 @@ class Line:
     weighs more than the old.
 
     A mean of seconds for each token would not do: work on few tokens costs far more for each of
-    them than work on many. Beyond the longest measured, it grows at least in proportion.
+    them than work on many. Beyond the longest measured, it grows as ``shape`` does.
     """
 
     def __init__(self) -> None:
@@ -47,12 +47,15 @@ class Line:
         self.count += 1
         self.longest = max(self.longest, n)
 
-    def seconds(self, n: int) -> float:
+    def seconds(self, n: int, shape: Callable[[int], float] = float) -> float:
         """0 where nothing was measured."""
         if not self.count:
             return 0.0
-        known = self._at(min(n, self.longest))
-        return known if n <= self.longest else max(self._at(n), known * n / self.longest)
+        if n <= self.longest:
+            return self._at(n)
+        longest = shape(self.longest)
+        grown = shape(n) / longest if longest > 0 else n / self.longest
+        return self._at(self.longest) * grown
 
     def _at(self, n: int) -> float:
         weight, x, y, xx, xy = self._sums
@@ -185,9 +188,19 @@ class Router:
     def _local(self, now: float, n_prompt: int, ahead: Sequence[Live]) -> float:
         """The prompts that it prefills first, then this one."""
         mine = [x for x in ahead if x.route == LOCAL]
-        wait = sum(self.here.seconds(x.n_prompt) for x in mine)
+        wait = sum(self._here(x.n_prompt) for x in mine)
         done = max((now - x.granted for x in mine if x.granted is not None), default=0.0)
-        return max(wait - done, 0.0) + self.here.seconds(n_prompt)
+        return max(wait - done, 0.0) + self._here(n_prompt)
+
+    def _here(self, n_prompt: int) -> float:
+        """Longer prompts than it ever had cost as much more as they cost the stages: it is the same
+        model."""
+        return self.here.seconds(n_prompt, self._work)
+
+    def _work(self, n_prompt: int) -> float:
+        """All stages' compute of a whole prompt."""
+        full, rest = divmod(n_prompt, self.chunk)
+        return full * self.stages.seconds(self.chunk) + (self.stages.seconds(rest) if rest else 0)
 
     def status(self) -> dict[str, Any]:
         """Plain values: decisions by route and reason, and what a full chunk is estimated at."""
