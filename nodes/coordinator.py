@@ -20,7 +20,7 @@ from nodes.wayout import WayOut
 from zpd.actor import Actor, Context, Progress
 from zpd.attempt import Live, Request
 from zpd.errors import Outcome, RemoteError, UserError
-from zpd.facts import limits
+from zpd.facts import limits, plan_differs
 from zpd.ids import Attempt
 from zpd.messages import (
     Accepted,
@@ -28,7 +28,9 @@ from zpd.messages import (
     Cancel,
     Ended,
     Grant,
+    GrantLane,
     LinkState,
+    Loaded,
     Message,
     Open,
     Opened,
@@ -36,9 +38,11 @@ from zpd.messages import (
     Release,
     Reply,
     Reserve,
+    ReserveLane,
     Token,
 )
-from zpd.scheduler import Action, Finished, Grew, Refusal, Scheduler, Send
+from zpd.routing import COST
+from zpd.scheduler import Action, Finished, Grew, Refusal, Routed, Scheduler, Send
 from zpd.topology import Node, Topology
 from zpd.window import OutOfOrder
 from zpd.wire import Blob
@@ -78,6 +82,7 @@ class Coordinator(Actor):
         return {
             "ring": {"state": s.ring.state, "term": str(s.ring.term), "why": s.ring.why},
             "down": dict(s.down),
+            "routing": {"setting": self.topology.routing} | (s.router.status() if s.router else {}),
             "limits": {name: s.limit(name)[0] for name in self.topology.limits()},
             "window": {
                 "outstanding": len(s.window),
@@ -86,7 +91,13 @@ class Coordinator(Actor):
                 "peak": s.window.peak,
             },
             "requests": [
-                {"uid": x.request.uid, "att": str(x.att), "phase": x.phase, "tokens": x.n_tokens}
+                {
+                    "uid": x.request.uid,
+                    "att": str(x.att),
+                    "route": x.route,
+                    "phase": x.phase,
+                    "tokens": x.n_tokens,
+                }
                 for x in s.live.values()
             ],
             "clients": len(self.way_out.clients),
@@ -132,6 +143,13 @@ class Coordinator(Actor):
                     waited=message.waited,
                 )  # fmt: skip
                 self._do(s.granted(now, message))
+            case GrantLane() if peer == s.owner:
+                self.context.event(
+                    "attempt_granted", att=str(message.att), use="", waited=message.waited
+                )
+                self._do(s.lane_granted(now, message))
+            case Loaded() if peer == s.owner:
+                s.owner_loaded(self.context.incarnation_of(peer))
             case Token() if peer == s.owner:
                 self._do(s.token(now, message))
             case Ended() if peer == s.owner:
@@ -246,6 +264,8 @@ class Coordinator(Actor):
                 self._send(action)
             elif isinstance(action, Grew):
                 self.way_out.grew(action)
+            elif isinstance(action, Routed):
+                self._log_routed(action)
             else:
                 self.way_out.finished(action)
         self._watch_ready()
@@ -260,6 +280,13 @@ class Coordinator(Actor):
             now, me = self.context.now(), self.node.name
             self._do(self.scheduler.link_lost(now, me, action.peer, "an op could not be sent"))
 
+    def _log_routed(self, routed: Routed) -> None:
+        live, choice = self.scheduler.live[routed.att], routed.choice
+        self.context.event(
+            "route_chosen", uid=live.request.uid, att=str(routed.att), n_prompt=live.n_prompt,
+            route=choice.route, reason=choice.reason, remote=choice.remote, local=choice.local,
+        )  # fmt: skip
+
     def _log_sent(self, message: Message) -> None:
         event = self.context.event
         if isinstance(message, Prefill):
@@ -269,7 +296,7 @@ class Coordinator(Actor):
                 start=message.start, stop=message.stop, last=message.last,
                 outstanding=len(self.scheduler.window),
             )  # fmt: skip
-        elif isinstance(message, Reserve):
+        elif isinstance(message, Reserve | ReserveLane):
             live = self.scheduler.live[message.att]
             event("attempt_reserved", uid=live.request.uid, att=str(message.att))
         elif isinstance(message, Release):
@@ -291,7 +318,17 @@ class Coordinator(Actor):
             for name in self.scheduler.learn(peer, limits(self.context.facts_of(peer))):
                 value, _ = self.scheduler.limit(name)
                 self.context.event("limit_lowered", limit=name, value=value, peer=peer)
+            if self.topology.routing == COST:
+                self._compare_plans(peer)
             self._do(self.scheduler.peer_up(self.context.now(), peer, incarnation))
+
+    def _compare_plans(self, peer: str) -> None:
+        """Each stage's numeric plan with the decode node's: the route may decide bits."""
+        owner = self.scheduler.owner
+        for stage in self.scheduler.stages if peer == owner else (peer,):
+            of_stage, mine = self.context.facts_of(stage), self.context.facts_of(owner)
+            if differs := plan_differs(of_stage, mine):
+                self.context.event("routes_differ", stage=stage, decode=owner, differs=differs)
 
     def on_peer_down(self, peer: str, incarnation: int, reason: str) -> None:
         self._do(self.scheduler.peer_down(self.context.now(), peer, reason))
@@ -299,11 +336,17 @@ class Coordinator(Actor):
     def on_link_up(self, peer: str, link: str) -> None:
         if link == "bulk":
             self._do(self.scheduler.head_link_up(self.context.now()))
+        elif peer == self.scheduler.owner:
+            self.scheduler.owner_link = True
+            self._watch_ready()
 
     def on_link_down(self, peer: str, link: str, reason: str) -> None:
         if link == "bulk":
             now, me = self.context.now(), self.node.name
             self._do(self.scheduler.link_lost(now, me, peer, reason))
+        elif peer == self.scheduler.owner:
+            self.scheduler.owner_link = False
+            self._watch_ready()
 
     def on_inbound_down(self, peer: str, link: str, reason: str) -> None:
         if peer == self.scheduler.stages[-1] and link == "bulk":

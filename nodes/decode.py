@@ -2,8 +2,9 @@
 
 The life of a request here: RESERVE queues -> GRANT -> KV lands in the source slot, each chunk after
 the key check -> complete: the compute worker imports it into a lane -> the slot drains and is free
--> the worker samples the first token -> the lane steps until its end. ``zpd.owner`` decides; this
-file does what it says.
+-> the worker samples the first token -> the lane steps until its end. A prompt that is prefilled
+here (RESERVE_LANE) needs no slot: chunk by chunk the worker computes it in its lane. ``zpd.owner``
+decides; this file does what it says.
 """
 
 from __future__ import annotations
@@ -20,9 +21,24 @@ from nodes.segments import Files, Segments, SharedMemory
 from zpd.actor import Actor, Context, Progress
 from zpd.errors import Outcome, RemoteError
 from zpd.ids import NO_TERM, Attempt
-from zpd.messages import End, Ended, Grant, Kv, LinkState, Message, Opened, Release, Reserve, Token
-from zpd.owner import Action, Drain, Granted, Owner, StartImport, StopLane
+from zpd.messages import (
+    End,
+    Ended,
+    Grant,
+    GrantLane,
+    Kv,
+    LinkState,
+    Loaded,
+    Message,
+    Opened,
+    Release,
+    Reserve,
+    ReserveLane,
+    Token,
+)
+from zpd.owner import Action, Drain, Granted, LaneGranted, Owner, StartImport, StopLane
 from zpd.owner import Ended as OwnerEnded
+from zpd.prefetch import REMOTE
 from zpd.reservation import Event, Step
 from zpd.slots import Writer
 from zpd.topology import Node, Topology
@@ -33,8 +49,9 @@ from zpd.wire import Blob
 class _Answer:
     """A live attempt's own state, apart from its slot's."""
 
-    request: Reserve
+    request: Reserve | ReserveLane
     prompt: list[int]
+    filled: int = 0  # prompt tokens [0, filled) were prefilled here
     granted: float = 0.0
     hidden: Blob | None = None
     whole: float | None = None  # when all KV had landed, if the import did not start at once
@@ -72,6 +89,8 @@ class DecodeNode(Actor):
         self.coordinator = topology.coordinator.name
         self.answers: dict[Attempt, _Answer] = {}
         self.computing = False
+        self.prefilling = False
+        self.local = 0  # prompts that were prefilled here
         self.loaded = False
         self.told = NO_TERM  # the newest term whose opening we told the coordinator
         self.steps = 0
@@ -96,6 +115,7 @@ class DecodeNode(Actor):
                 "retired": len(self.owner.retired),
                 "most": self.owner.retired.room,
             },
+            "prefilled_here": self.local,
             "suspects": sorted(self.owner.suspects),
             "term": str(self.owner.term),
             "idle": self.owner.idle and not self.answers,
@@ -118,12 +138,13 @@ class DecodeNode(Actor):
                 "kv_transport", mode="tcp", owner=self.context.incarnation, why=self.memory.why
             )
         self.context.event("node_ready", plan=self.plan())
+        self._tell_loaded()
         self._tell_open()
 
     def on_message(self, peer: str, message: Message, blobs: tuple[Blob, ...]) -> None:
         now = self.context.now()
         if peer == self.coordinator:
-            if isinstance(message, Reserve):
+            if isinstance(message, Reserve | ReserveLane):
                 self._reserve(message, blobs)
             elif isinstance(message, Release):
                 self.answers.pop(message.att, None)
@@ -144,16 +165,21 @@ class DecodeNode(Actor):
         else:
             raise RemoteError("not_for_me", f"{type(message).__name__} from {peer}")
 
-    def _reserve(self, message: Reserve, blobs: tuple[Blob, ...]) -> None:
+    def _reserve(self, message: Reserve | ReserveLane, blobs: tuple[Blob, ...]) -> None:
         prompt = blobs[0].numpy().tolist() if blobs else []
         room = self.topology.model.max_tokens
         if len(prompt) != message.n_prompt or not prompt or message.max_tokens < 1:
             raise RemoteError("wrong_prompt", f"{len(prompt)} tokens, {message.n_prompt} claimed")
         if message.n_prompt + message.max_tokens > room:
             raise RemoteError("too_long", f"{message.n_prompt} + {message.max_tokens} > {room}")
+        if isinstance(message, ReserveLane) and self.topology.routing == REMOTE:
+            raise RemoteError("not_for_me", 'ReserveLane where [decode] routing is "remote"')
         self.answers[message.att] = _Answer(message, prompt)
         now = self.context.now()
-        self._do(self.owner.reserve(now, message.att, message.ring, message.n_prompt))
+        if isinstance(message, ReserveLane):
+            self._do(self.owner.reserve_lane(now, message.att, message.n_prompt))
+        else:
+            self._do(self.owner.reserve(now, message.att, message.ring, message.n_prompt))
 
     def _kv(self, message: Kv, blobs: tuple[Blob, ...]) -> None:
         """The one place where KV lands: key check, copy and progress in one go, on this thread."""
@@ -206,6 +232,11 @@ class DecodeNode(Actor):
             elif isinstance(action, Granted):
                 self.answers[action.att].granted = self.context.now()
                 self.context.send(self.coordinator, Grant(action.att, action.use, action.waited))
+            elif isinstance(action, LaneGranted):
+                answer = self.answers[action.att]
+                answer.granted, answer.lane = self.context.now(), action.lane
+                self.context.send(self.coordinator, GrantLane(action.att, action.waited))
+                self._prefill()
             elif isinstance(action, OwnerEnded):
                 self.answers.pop(action.att, None)
                 self.context.send(self.coordinator, Ended(action.att, action.reason, action.detail))
@@ -324,6 +355,52 @@ class DecodeNode(Actor):
         self._token(att, answer, token)
         self._step()
 
+    def _prefill(self) -> None:
+        """The next chunk of the oldest prompt that is prefilled here, if none is under way. Each is
+        a piece of work of its own, so that other lanes' steps come in between."""
+        if self.prefilling:
+            return
+        for att, answer in self.answers.items():
+            mine = isinstance(answer.request, ReserveLane) and answer.lane >= 0
+            if mine and answer.filled < len(answer.prompt):
+                self._prefill_chunk(att, answer)
+                return
+
+    def _prefill_chunk(self, att: Attempt, answer: _Answer) -> None:
+        lane, prompt, start = answer.lane, answer.prompt, answer.filled
+        stop, sampling = min(start + self.topology.chunk, len(prompt)), answer.request.sampling
+        began = self.context.now()
+        answer.marks.setdefault("turn", began - answer.granted)
+        self.prefilling = True
+
+        def done(hidden: Blob, error: BaseException | None) -> None:
+            self.prefilling = False
+            if self.answers.get(att) is answer:
+                now = self.context.now()
+                if error is not None:
+                    self._compute_failed(att, "local prefill", error)
+                else:
+                    self.context.event(
+                        "local_computed", att=str(att), lane=lane, start=start, stop=stop,
+                        took=now - began,
+                    )  # fmt: skip
+                    answer.filled = stop
+                    if stop == len(prompt):
+                        answer.marks["prefilled"] = now - answer.granted
+                        self.local += 1
+                        self._sample(att, answer, hidden)
+            self._prefill()
+
+        self.context.submit(
+            lambda p: self.engine.prefill(lane, prompt, sampling, start, stop, p), done
+        )
+
+    def _sample(self, att: Attempt, answer: _Answer, hidden: Blob) -> None:
+        self.context.submit(
+            lambda p: self.engine.first(answer.lane, hidden, p),
+            lambda token, error: self._sampled(att, answer, token, error),
+        )
+
     def _step(self) -> None:
         """One decode step of every lane that is decoding, if none is under way."""
         stepping = [(att, a) for att, a in self.answers.items() if a.stepping]
@@ -366,6 +443,10 @@ class DecodeNode(Actor):
 
     # ---- membership --------------------------------------------------------------------------
 
+    def _tell_loaded(self) -> None:
+        if self.loaded and self.topology.routing != REMOTE:
+            self.context.send(self.coordinator, Loaded())
+
     def _tell_open(self) -> None:
         """Tell the coordinator that a term stands open on every KV link, once for each term."""
         term = self.owner.open_term()
@@ -405,6 +486,7 @@ class DecodeNode(Actor):
         self.context.send(self.coordinator, LinkState(peer, False, reason))
 
     def on_link_up(self, peer: str, link: str) -> None:
+        self._tell_loaded()
         self._tell_open()
 
     def on_stop(self, why: str) -> None:

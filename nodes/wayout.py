@@ -138,8 +138,8 @@ class WayOut:
         client = self._say(uid, outcome, detail, spans)
         self.context.event(
             "request_done", uid=uid, label=client.label, outcome=outcome, detail=detail,
-            n_prompt=client.n_prompt, n_tokens=client.n_tokens, spans=spans, ttft=live.ttft,
-            e2e=live.ended - live.request.asked,
+            route=live.route, n_prompt=client.n_prompt, n_tokens=client.n_tokens, spans=spans,
+            ttft=live.ttft, e2e=live.ended - live.request.asked,
         )  # fmt: skip
 
     def _say(self, uid: str, outcome: Outcome, detail: str, spans: dict[str, float]) -> _Client:

@@ -19,6 +19,7 @@ from zpd.config import load
 from zpd.errors import ConfigError, UserError
 from zpd.layers import TOY
 from zpd.packages import check_packages
+from zpd.routing import plans_differ
 from zpd.topology import ROLES, Topology
 
 FAILED = 2
@@ -51,6 +52,11 @@ def run(args: argparse.Namespace) -> int:
         return FAILED
     for topology, spec in topologies:
         print(table(topology, spec))
+        for line in plans_differ(topology):
+            print(
+                f'{topology.file}: [decode] routing = "{topology.routing}": {line}: an answer may '
+                "have other bits by the other route"
+            )
         print(f"{topology.file}: fine")
     print("".join(f"{line}\n" for line in lower_limits([t for t, _ in topologies])), end="")
     return 0

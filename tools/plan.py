@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from nodes.fit import ITEM_SIZE, MIB
 from nodes.models.spec import ModelSpec
+from zpd.prefetch import REMOTE
 from zpd.topology import Node, Topology
 
 
@@ -91,6 +92,7 @@ def table(topology: Topology, spec: ModelSpec | None) -> str:
     depth = topology.prefill_depth or f"auto (at most {topology.most_ops()})"
     lanes = f"{topology.lanes} lane(s)"
     lanes += ", prefetches the next request" if topology.prefetch_next else ""
+    lanes += f", routing {topology.routing}" if topology.routing != REMOTE else ""
     lines += [
         "",
         f"model {m.name}, {m.layers} layers; a slot holds {m.max_tokens} tokens in chunks of "

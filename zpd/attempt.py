@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from zpd import prefetch
 from zpd.ids import Attempt, Use
 from zpd.requests import Sampling
 
@@ -12,8 +13,8 @@ from zpd.requests import Sampling
 class Phase(StrEnum):
     """The gate at which an attempt waits."""
 
-    RESERVE = "reserve"  # for a source slot
-    PREFILL = "prefill"  # for window credit, or for the ring's replies
+    RESERVE = "reserve"  # for a source slot; for a lane, where the decode node prefills
+    PREFILL = "prefill"  # for window credit, or for the ring's replies; or for the decode node
     IMPORT = "import"  # for its first token: KV in flight, import, sampling
     DECODE = "decode"  # for its next token
 
@@ -39,6 +40,7 @@ class Live:
     request: Request
     att: Attempt
     reserved: float
+    route: str = prefetch.REMOTE  # who prefills: the ring, or ("local") the decode node
     phase: Phase = Phase.RESERVE
     use: Use | None = None
     sent: int = 0  # prompt tokens [0, sent) went out in ops
@@ -52,6 +54,11 @@ class Live:
     first: float | None = None  # the first token
     ended: float = 0.0
     remote: dict[str, float] = field(default_factory=dict)  # the owner's, since the grant
+
+    @property
+    def local(self) -> bool:
+        """The decode node prefills it: it has no source slot and no ops."""
+        return self.route != prefetch.REMOTE
 
     @property
     def n_prompt(self) -> int:
@@ -72,11 +79,13 @@ class Live:
             marks.append(("queue", self.request.tokenised + queue))
             marks.append(("reserve", self.granted))
             first = now if self.first is None else self.first
-            if self.replied is not None or self.first is not None:
+            if not self.local and (self.replied is not None or self.first is not None):
                 replied = first if self.replied is None else min(self.replied, first)
                 marks.append(("prefill", replied))
             if self.first is not None:
                 keys = [("transfer", "kv"), ("lane", "lane"), ("import", "import_end")]
+                if self.local:
+                    keys = [("prefill", "prefilled")]
                 for name, key in keys:
                     if name == "lane" and key not in self.remote:
                         continue

@@ -184,9 +184,6 @@ def _prefetch(
     """Whether to prefetch the next request. ``asked``: by the flag, whatever the file says."""
     decode = sections["decode"]
     routing = decode.get("routing", prefetch.REMOTE)
-    if routing != prefetch.REMOTE:
-        text = f'is not supported: the ring prefills every prompt, so only "{prefetch.REMOTE}" is'
-        problems.add("[decode] routing", text, routing)
     wanted: bool = asked or decode.get("prefetch_next", False)
     if wanted:
         # A role that was not understood may be anything.

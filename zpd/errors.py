@@ -84,7 +84,9 @@ OUTCOMES: dict[Outcome, OutcomeInfo] = {
     Outcome.STAGE_ERROR: OutcomeInfo("a prefill stage failed to compute this request", 3),
     Outcome.DECODE_LOST: OutcomeInfo("the decode node died, froze or lost its link", 4),
     Outcome.DECODE_ERROR: OutcomeInfo("the decode node failed to compute this request", 3),
-    Outcome.OP_TIMEOUT: OutcomeInfo("the ring did not answer an op within its budget", 4),
+    Outcome.OP_TIMEOUT: OutcomeInfo(
+        "the ring, or a local prefill, was not done within its budget", 4
+    ),
     Outcome.STEP_TIMEOUT: OutcomeInfo("no token came within the decode step's budget", 4),
     Outcome.COORDINATOR_LOST: OutcomeInfo("the coordinator died, froze or lost its link", 4),
     Outcome.SHUTTING_DOWN: OutcomeInfo("the topology is being stopped", 4),

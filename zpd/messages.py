@@ -79,6 +79,27 @@ class Grant:
 
 
 @dataclass(frozen=True)
+class ReserveLane:
+    """C -> D: queue for a lane, and prefill the prompt there. Blob 0: prompt token ids, int32
+    [n_prompt]."""
+
+    att: Attempt
+    n_prompt: int
+    max_tokens: int
+    sampling: Sampling
+    eos_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GrantLane:
+    """D -> C: the lane is yours; its prompt is prefilled here. ``waited``: seconds that the
+    RESERVE_LANE stood in the owner's queue."""
+
+    att: Attempt
+    waited: float = 0.0
+
+
+@dataclass(frozen=True)
 class Release:
     """C -> D: the attempt is over. ``never_sent``: no op of it was or will be sent."""
 
@@ -101,13 +122,20 @@ class Token:
     """D -> C: tokens of a live attempt. ``index`` counts answer tokens from 0. ``finish`` is empty
     until the last one. ``spans`` (seconds on D's clock, measured from the grant) come with index
     0: kv (all of it landed), lane (the import starts; only where it had to wait for its lane),
-    import_end (it is in a lane), sampled (the first token is chosen)."""
+    import_end (it is in a lane), sampled (the first token is chosen). Where D prefilled the prompt:
+    turn (its first chunk begins), prefilled, sampled."""
 
     att: Attempt
     index: int
     ids: tuple[int, ...]
     finish: str = ""
     spans: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """D -> C: the model is loaded, so D can prefill prompts, whatever the ring does. Only where
+    [decode] routing is not "remote"."""
 
 
 # ---- ring: coordinator -> stages -> coordinator, bulk ----------------------------------------
@@ -300,7 +328,7 @@ class Note:
 
 MESSAGES: tuple[type, ...] = (
     Hello, Welcome, Refused, Heartbeat,
-    Reserve, Grant, Release, Ended, Token,
+    Reserve, Grant, ReserveLane, GrantLane, Release, Ended, Token, Loaded,
     Open, Prefill, Reply, Close, Skip, LinkState,
     Kv, End, Opened,
     Ask, Accepted, Delta, Done, Cancel, StatusAsk, Status,
@@ -309,7 +337,7 @@ MESSAGES: tuple[type, ...] = (
 
 Message = (
     Hello | Welcome | Refused | Heartbeat
-    | Reserve | Grant | Release | Ended | Token
+    | Reserve | Grant | ReserveLane | GrantLane | Release | Ended | Token | Loaded
     | Open | Prefill | Reply | Close | Skip | LinkState
     | Kv | End | Opened
     | Ask | Accepted | Delta | Done | Cancel | StatusAsk | Status

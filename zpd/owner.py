@@ -26,6 +26,15 @@ class Granted:
 
 
 @dataclass(frozen=True)
+class LaneGranted:
+    """The lane is the attempt's: prefill its prompt there, and tell the coordinator."""
+
+    att: Attempt
+    lane: int
+    waited: float
+
+
+@dataclass(frozen=True)
 class Ended:
     """Tell the coordinator that the owner ended the attempt by itself."""
 
@@ -57,7 +66,7 @@ class Drain:
     epoch: int
 
 
-Action = Granted | Ended | StartImport | StopLane | Drain | Step
+Action = Granted | LaneGranted | Ended | StartImport | StopLane | Drain | Step
 
 
 class Owner:
@@ -119,6 +128,11 @@ class Owner:
         self.queue.append(Waiting(att, ring, n_prompt, now))
         return [*actions, *self._grant(now)]
 
+    def reserve_lane(self, now: float, att: Attempt, n_prompt: int) -> list[Action]:
+        """RESERVE_LANE: the same queue, but no slot, no writer and no ring."""
+        self.queue.append(Waiting(att, Ring(NO_TERM, ()), n_prompt, now, local=True))
+        return self._grant(now)
+
     def release(self, now: float, att: Attempt, reason: str, never_sent: bool) -> list[Action]:
         """RELEASE: the attempt is over, wherever it is: queued, in a slot, in a lane, or unknown.
 
@@ -160,7 +174,7 @@ class Owner:
 
     def bad_kv(self, now: float, use: Use, detail: str) -> list[Action]:
         """A chunk of the current use could not land although its key was right: end the attempt."""
-        return self._fail(now, self.slots[use.slot], "stage_error", detail)
+        return [*self._fail(now, self.slots[use.slot], "stage_error", detail), *self._grant(now)]
 
     def end(self, now: float, use: Use, term: Term, writer: str) -> tuple[list[Action], str]:
         """END: the writer's end mark. (actions, why it was refused or "")."""
@@ -271,8 +285,8 @@ class Owner:
     def _newest(self, term: Term) -> list[Action]:
         """A term was named: whoever waits with an older one can never be granted."""
         self.term = max(self.term, term)
-        stale = [w for w in self.queue if w.ring.term < self.term]
-        self.queue = deque(w for w in self.queue if w.ring.term >= self.term)
+        stale = [w for w in self.queue if w.ring.term < self.term and not w.local]
+        self.queue = deque(w for w in self.queue if w.ring.term >= self.term or w.local)
         return [Ended(w.att, "stale_term", f"{w.ring.term} < {self.term}") for w in stale]
 
     def _grant(self, now: float) -> list[Action]:
@@ -280,6 +294,10 @@ class Owner:
         included) are fewer than the free lanes, plus one with prefetch."""
         actions: list[Action] = []
         while self.queue:
+            if self.queue[0].local:
+                if not self._grant_lane(now, actions):
+                    break
+                continue
             slot = next((s for s in self.slots if s.free), None)
             pending = sum(s.pending for s in self.slots)
             # an import already has its lane: that lane is not free, and that grant needs no other
@@ -292,6 +310,17 @@ class Owner:
             self.grants += 1
             actions.append(Granted(waiting.att, slot.use(self.incarnation), now - waiting.since))
         return actions
+
+    def _grant_lane(self, now: float, actions: list[Action]) -> bool:
+        """The first of the queue needs a lane only: one that no held slot was promised."""
+        promised = sum(s.held and s.lane < 0 for s in self.slots)
+        if self.lanes.count(None) <= promised:
+            return False
+        waiting = self.queue.popleft()
+        lane = self.lanes.index(None)
+        self.lanes[lane] = waiting.att
+        actions.append(LaneGranted(waiting.att, lane, now - waiting.since))
+        return True
 
     def _known(self, waiting: Waiting) -> bool:
         """Every stage of the ring is up, is the process that the ring names, and its KV link stands

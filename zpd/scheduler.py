@@ -8,7 +8,9 @@ What it returns is done afterwards by ``nodes.coordinator``, in order.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
+from zpd import routing
 from zpd.attempt import Live, Phase, Request
 from zpd.depth import AutoDepth
 from zpd.errors import Outcome, RemoteError
@@ -17,6 +19,7 @@ from zpd.messages import (
     Close,
     Ended,
     Grant,
+    GrantLane,
     Message,
     Open,
     Opened,
@@ -24,11 +27,14 @@ from zpd.messages import (
     Release,
     Reply,
     Reserve,
+    ReserveLane,
     Skip,
     Token,
 )
 from zpd.order import Order
+from zpd.prefetch import REMOTE
 from zpd.ring import RingOpener, RingState
+from zpd.routing import Choice, Router
 from zpd.topology import AUTO, Topology
 from zpd.window import OutOfOrder, Window
 
@@ -70,7 +76,15 @@ class Finished:
     detail: str
 
 
-Action = Send | Grew | Finished
+@dataclass(frozen=True)
+class Routed:
+    """Who prefills an attempt's prompt was decided."""
+
+    att: Attempt
+    choice: Choice
+
+
+Action = Send | Grew | Finished | Routed
 
 
 class Refusal(Exception):
@@ -106,15 +120,30 @@ class Scheduler:
         self.live: dict[Attempt, Live] = {}
         self.attempts = 0
         self.seq = 0
+        self.router = None if topology.routing == REMOTE else Router(topology)
+        self.loaded = 0  # the owner's incarnation that said so
+        self.owner_link = False  # our control link to the owner
+        self.local_moved = 0.0  # when a prompt was last done with at the owner
 
     # ---- what it looks like ------------------------------------------------------------------
 
     def ready(self) -> tuple[bool, str]:
-        """(the whole path serves, why not)."""
+        """(the whole path serves, why not). With routing = "local" that is the owner's alone."""
+        if self.topology.routing == routing.LOCAL:
+            return self._owner_ready()
         if self.down:
             return False, "; ".join(f"{n} is down: {why}" for n, why in self.down.items())
         if self.ring.state is not RingState.OPEN:
             return False, f"ring is {self.ring.state}: {self.ring.why}"
+        return True, ""
+
+    def _owner_ready(self) -> tuple[bool, str]:
+        if self.owner in self.down:
+            return False, f"{self.owner} is down: {self.down[self.owner]}"
+        if not self.owner_link:
+            return False, f"no link to {self.owner}"
+        if self.loaded != self.up[self.owner]:
+            return False, f"{self.owner} is loading the model"
         return True, ""
 
     def limit(self, name: str) -> tuple[int, str]:
@@ -152,12 +181,15 @@ class Scheduler:
         """Take on an admitted request (``admit`` did not raise; max_tokens >= 1)."""
         self.attempts += 1
         att = Attempt(self.incarnation, self.attempts)
-        self.live[att] = Live(request, att, now, progress=now)
-        message = Reserve(
-            att, self.ring.ring, len(request.prompt), request.max_tokens, request.sampling,
-            request.eos_ids,
-        )  # fmt: skip
-        return [Send(self.owner, message, request.prompt)]
+        choice = None if self.router is None else self._choose(now, len(request.prompt))
+        route = REMOTE if choice is None else choice.route
+        live = self.live[att] = Live(request, att, now, route, progress=now)
+        n, rest = live.n_prompt, (request.max_tokens, request.sampling, request.eos_ids)
+        message = Reserve(att, self.ring.ring, n, *rest)
+        send = Send(
+            self.owner, ReserveLane(att, n, *rest) if live.local else message, request.prompt
+        )
+        return [send] if choice is None else [Routed(att, choice), send]
 
     def cancel(self, now: float, uid: str, outcome: Outcome, detail: str = "") -> list[Action]:
         """The client's act, a stop string, a deadline: end it, wherever it is. Unknown: nothing."""
@@ -170,12 +202,27 @@ class Scheduler:
         live = self.live.get(message.att)
         if live is None:
             return []  # it ended before the grant; its RELEASE said that nothing was sent
-        if live.phase is not Phase.RESERVE:
+        if live.phase is not Phase.RESERVE or live.local:
             raise RemoteError("wrong_phase", f"GRANT for {message.att} in {live.phase}")
         live.phase, live.use = Phase.PREFILL, message.use
         live.granted = live.progress = now
         live.waited = message.waited
         return self._refill(now)
+
+    def lane_granted(self, now: float, message: GrantLane) -> list[Action]:
+        """The owner prefills the prompt; nothing is sent until its first token comes."""
+        live = self.live.get(message.att)
+        if live is None:
+            return []  # it ended before the grant
+        if live.phase is not Phase.RESERVE or not live.local:
+            raise RemoteError("wrong_phase", f"GRANT_LANE for {message.att} in {live.phase}")
+        live.phase, live.waited = Phase.PREFILL, message.waited
+        live.granted = live.progress = now
+        return []
+
+    def owner_loaded(self, incarnation: int) -> None:
+        """LOADED came, from this life of the owner."""
+        self.loaded = incarnation
 
     def ended(self, now: float, message: Ended) -> list[Action]:
         live = self.live.get(message.att)
@@ -196,6 +243,9 @@ class Scheduler:
             return self._end(now, live, Outcome.DECODE_ERROR, why)
         if live.first is None:
             live.first, live.remote = now, dict(message.spans)
+            self._local_moved(now, live)
+            if self.router is not None:
+                self.router.answered(live)
         live.phase, live.progress = Phase.DECODE, now
         self._lane_moved(now, live)
         live.n_tokens += len(message.ids)
@@ -219,6 +269,8 @@ class Scheduler:
         whole = message.stop - message.start == self.topology.chunk
         if self.sizer is not None and whole and not message.skip:
             self.window.depth = self.sizer.saw(took, message.spans)
+        if self.router is not None:
+            self.router.replied(now, message.seq, message.skip, message.spans)
         actions = self._refill(now)
         live = self.live.get(message.att)
         if live is None or live.use != message.use:
@@ -295,6 +347,7 @@ class Scheduler:
             over = self._over(now, live)
             if over is not None:
                 actions += self._end(now, live, *over)
+        actions += self._local_over(now)
         if self.ring.state is RingState.OPENING and now >= self.ring.retry_at:
             why = f"term {self.ring.term.n}: {self.ring.why}"
             actions += self._break(now, why, Outcome.STAGE_LOST)
@@ -308,6 +361,30 @@ class Scheduler:
         return actions
 
     # ---- inside ------------------------------------------------------------------------------
+
+    def _choose(self, now: float, n_prompt: int) -> Choice:
+        assert self.router is not None
+        unanswered = [x for x in self.live.values() if x.first is None]
+        return self.router.choose(now, n_prompt, unanswered)
+
+    def _local_moved(self, now: float, live: Live) -> None:
+        """``live`` is over or has a token: the owner goes on to the next prompt."""
+        if live.local and live.phase is Phase.PREFILL:
+            self.local_moved = now
+
+    def _local_over(self, now: float) -> list[Action]:
+        """The owner prefills one prompt after the other, so only the oldest one's time runs; before
+        each chunk may come a decode step of other lanes."""
+        mine = (x for x in self.live.values() if x.local and x.phase is Phase.PREFILL)
+        live = next(mine, None)
+        if live is None:
+            return []
+        chunks = ceil(live.n_prompt / self.topology.chunk)
+        budget = chunks * (self.times.chunk + self.times.step)
+        if now - max(live.progress, self.local_moved) <= budget:
+            return []
+        why = f"local prefill, {chunks} x [timeouts] chunk + step = {budget} s"
+        return self._end(now, live, Outcome.OP_TIMEOUT, why)
 
     def _lane_moved(self, now: float, live: Live) -> None:
         """``live`` has a token, or is over. Who was prefilled meanwhile waits for its lane, which
@@ -332,7 +409,8 @@ class Scheduler:
         actions: list[Action] = []
         while self.ring.state is RingState.OPEN:
             # dicts keep the order of the attempts, so of the grants
-            streams = [x for x in self.live.values() if x.phase is Phase.PREFILL and not x.closed]
+            waiting = [x for x in self.live.values() if x.phase is Phase.PREFILL and not x.closed]
+            streams = [x for x in waiting if x.use is not None]  # else it is prefilled in its lane
             if not streams:
                 break
             live = self.order.choose(streams)
@@ -348,6 +426,8 @@ class Scheduler:
                 self.ring.ring, live.use, live.att, self.seq, start, stop, stop == live.n_prompt
             )
             self.window.send(_key(op), nbytes, now)
+            if self.router is not None:
+                self.router.sent(now, op.seq, op.att, stop - start)
             live.sent = stop
             actions.append(Send(self.head, op, live.request.prompt[start:stop], bulk=True))
             if stop == live.n_prompt:
@@ -363,6 +443,7 @@ class Scheduler:
         once; whether the slot is free yet is the owner's business."""
         del self.live[live.att]
         self._lane_moved(now, live)
+        self._local_moved(now, live)
         actions: list[Action] = [Finished(live, outcome, detail)]
         if live.use is not None and live.sent and not live.closed:
             actions.append(self._close(live, live.use))
@@ -380,14 +461,17 @@ class Scheduler:
         return actions
 
     def _break(self, now: float, why: str, outcome: Outcome) -> list[Action]:
-        """The term is over: whoever still needs the ring ends by name; who decodes goes on.
+        """The term is over: whoever still needs the ring ends by name; who decodes, or is prefilled
+        by the owner, goes on.
 
         No CLOSE is sent on a broken ring: OPENED of the next term ends every older use."""
         self.ring.broken(now, why, self.times.heartbeat)
         self.window.clear()
+        if self.router is not None:
+            self.router.forget_ops()
         actions: list[Action] = []
         for live in list(self.live.values()):
-            if live.phase in (Phase.RESERVE, Phase.PREFILL):
+            if live.phase in (Phase.RESERVE, Phase.PREFILL) and not live.local:
                 live.closed = True
                 actions += self._end(now, live, outcome, why)
         return actions

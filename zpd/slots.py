@@ -31,6 +31,7 @@ class Waiting:
     ring: Ring
     n_prompt: int
     since: float
+    local: bool = False  # prefilled in its lane: it needs no slot, and no ring
 
 
 @dataclass

@@ -81,7 +81,7 @@ class Topology:
     prefill_bytes: int = 64 * 2**20  # payload bytes outstanding
     lanes: int = 1
     source_slots: int = 1
-    routing: str = prefetch.REMOTE  # where a prompt is prefilled: by the ring, and only there
+    routing: str = prefetch.REMOTE  # who prefills: the ring, the decode node ("local"), or "cost"
     prefetch_next: bool = False  # the ring prefills the next request while the lane decodes one
     max_queue: int = 256  # requests that wait
     checksum: str = OFF  # of every blob, one of zpd.sums.CHECKSUMS
@@ -172,6 +172,7 @@ class Topology:
             "lanes": str(self.lanes),
             "source_slots": str(self.source_slots),
             "kv_transport": " ".join(self.kv_transport(s) for s in ring),
+            "routing": self.routing,
             "prefetch_next": str(self.prefetch_next).lower(),
             "checksum": self.checksum,
             "name": self.name,

@@ -18,7 +18,18 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from zpd.errors import RemoteError, UserError, ZpdBug
-from zpd.messages import MESSAGES, Ask, Cancel, Kv, Message, Note, Prefill, Reserve, Status
+from zpd.messages import (
+    MESSAGES,
+    Ask,
+    Cancel,
+    Kv,
+    Message,
+    Note,
+    Prefill,
+    Reserve,
+    ReserveLane,
+    Status,
+)
 from zpd.schema import BITS, MAX_ITEMS, MAX_NAME, SchemaError, as_map, codec, maker, shown
 from zpd.sums import OFF, SUMS
 
@@ -55,6 +66,7 @@ _ITEM = {name: dtype.itemsize for name, dtype in DTYPES.items()}  # bytes
 # The least and the most blobs of a message; a message that is not named here has none.
 BLOBS: dict[type, tuple[int, int]] = {
     Reserve: (1, 1),
+    ReserveLane: (1, 1),
     Prefill: (0, 1),
     Kv: (0, 3),
     Ask: (1, 1),

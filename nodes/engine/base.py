@@ -77,8 +77,26 @@ class DecodeEngine(Protocol):
         """Copy the slot's KV [0, n_prompt) into a lane. The slot is not read after this."""
         ...
 
+    def prefill(
+        self,
+        lane: int,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        start: int,
+        stop: int,
+        progress: Progress,
+    ) -> Blob:
+        """Run the chunk [start, stop) of ``prompt`` through all layers, straight into a lane: what
+        a ring of stages with this plan would compute. The lane's KV [0, start) was made by earlier
+        calls.
+
+        Returns the last position's activations [1, hidden]. After the last chunk the lane is as
+        ``import_slot`` leaves it. Raises RemoteError for ids that are no tokens.
+        """
+        ...
+
     def first(self, lane: int, hidden: Blob, progress: Progress) -> int:
-        """The first token of the prompt that was imported into ``lane``.
+        """The first token of the prompt that was imported, or prefilled, into ``lane``.
 
         ``hidden`` [1, hidden]: the last position's activations (before the final norm). Raises
         RemoteError where they are not.

@@ -71,6 +71,13 @@ class Solo:
             self._decode.land(0, first_layer, start, k, v)
         return hidden
 
+    def _local(self, prompt: Sequence[int], sampling: Sampling) -> Blob:
+        """Prefill by the decode node's engine alone, in lane 0; the last hidden state."""
+        chunk, n = self._topology.chunk, len(prompt)
+        cuts = [(start, min(start + chunk, n)) for start in range(0, n, chunk)]
+        made = [self._decode.prefill(0, prompt, sampling, *c, self._progress) for c in cuts]
+        return made[-1]
+
     def kv_digest(self, prompt: Sequence[int]) -> str:
         """What the decode node's log says of the import of ``prompt``, in event kv_imported."""
         self._fill(prompt)
@@ -82,13 +89,16 @@ class Solo:
         max_tokens: int,
         sampling: Sampling | None = None,
         eos_ids: Sequence[int] = (),
+        local: bool = False,
     ) -> Answer:
-        """Prefill, import, decode until the answer is finished; ``max_tokens`` is at least 1."""
+        """Prefill, import, decode until the answer is finished; ``max_tokens`` is at least 1.
+        ``local``: the decode node prefills, so nothing is imported."""
         sampling = sampling or Sampling()
         times = [perf_counter()]
-        hidden = self._fill(prompt)
+        hidden = self._local(prompt, sampling) if local else self._fill(prompt)
         times.append(perf_counter())
-        self._decode.import_slot(0, 0, prompt, sampling, self._progress)
+        if not local:
+            self._decode.import_slot(0, 0, prompt, sampling, self._progress)
         tokens = [self._decode.first(0, hidden, self._progress)]
         times.append(perf_counter())
         while not (

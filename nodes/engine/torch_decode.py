@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from nodes.engine.numerics import device_of, numeric_plan, use_threads
-from nodes.engine.tensors import DTYPES, kv_form, to_tensor
+from nodes.engine.tensors import DTYPES, kv_form, to_blob, to_ids, to_tensor
 from nodes.kv import SourceSlots
 from nodes.models.checkpoint import Checkpoint
 from nodes.models.decoder import Decoder
@@ -87,6 +88,24 @@ class TorchDecode:
             there[:, :, :n].copy_(here.view(there.dtype))
             progress.bump()
         self._lanes[lane] = Lane(Sampler(sampling, prompt), n, -1)
+
+    @torch.inference_mode()
+    def prefill(
+        self,
+        lane: int,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        start: int,
+        stop: int,
+        progress: Progress,
+    ) -> Blob:
+        use_threads(self._node)
+        ids = Blob.of(np.array(prompt[start:stop], np.int32))
+        x = self._decoder.embed(to_ids(ids, self._decoder.spec.vocab_size, self._kv.device))
+        x = self._decoder.run(x, self._kv[lane], start, progress.bump)
+        if stop == len(prompt):
+            self._lanes[lane] = Lane(Sampler(sampling, prompt), stop, -1)
+        return to_blob(x[-1:], self._node.dtype)
 
     @torch.inference_mode()
     def first(self, lane: int, hidden: Blob, progress: Progress) -> int:

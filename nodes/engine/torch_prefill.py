@@ -6,7 +6,7 @@ import torch
 
 from nodes.engine.base import Forwarded
 from nodes.engine.numerics import device_of, numeric_plan, use_threads
-from nodes.engine.tensors import DTYPES, kv_form, to_blob, to_tensor
+from nodes.engine.tensors import DTYPES, kv_form, to_blob, to_ids, to_tensor
 from nodes.kv import KvForm
 from nodes.models.checkpoint import Checkpoint
 from nodes.models.decoder import Decoder
@@ -74,9 +74,4 @@ class TorchPrefill:
             if x.dtype not in DTYPES or len(x.shape) != 2 or x.shape[1] != spec.hidden_size:
                 raise RemoteError("op", f"{x.dtype} {x.shape}: not activations [n, hidden]")
             return to_tensor(x, self._kv.dtype, device)
-        ids = x.numpy()
-        if x.dtype != "int32" or len(x.shape) != 1:
-            raise RemoteError("op", f"{x.dtype} {x.shape}: not token ids")
-        if len(ids) and not 0 <= ids.min() <= ids.max() < spec.vocab_size:
-            raise RemoteError("op", f"a token id is not from 0 to {spec.vocab_size - 1}")
-        return self._decoder.embed(torch.from_numpy(ids.copy()).to(device))
+        return self._decoder.embed(to_ids(x, spec.vocab_size, device))

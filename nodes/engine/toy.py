@@ -70,12 +70,7 @@ class ToyPrefill:
         h = _embed(_tokens(x)) if self._first == 0 else _activations(x)
         _take(self._topology, progress)
         kv = self._kv[row]
-        if start == 0:
-            kv[:] = 0
-        for i, layer in enumerate(range(self._first, self._stop)):
-            kv[i, :, 0, start:stop] ^= _make_kv(h, layer, start)
-            h = _layer(h, kv[i, :, 0, :stop])
-            progress.bump()
+        h = _forward(kv, range(self._first, self._stop), start, h, progress)
         part = kv[:, :, :, start:stop]
         return Forwarded(
             activations=Blob.of(h[:, None]),
@@ -124,6 +119,22 @@ class ToyDecode:
         self._kv[lane] = source
         source[:] = 0
         self._lanes[lane] = _Lane(Sampler(sampling, prompt), len(prompt))
+
+    def prefill(
+        self,
+        lane: int,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        start: int,
+        stop: int,
+        progress: Progress,
+    ) -> Blob:
+        h = _embed(_tokens(Blob.of(np.array(prompt[start:stop], np.int32))))
+        _take(self._topology, progress)
+        h = _forward(self._kv[lane], range(self._layers), start, h, progress)
+        if stop == len(prompt):
+            self._lanes[lane] = _Lane(Sampler(sampling, prompt), stop)
+        return Blob.of(h[-1:, None].copy())
 
     def first(self, lane: int, hidden: Blob, progress: Progress) -> int:
         held, kv = self._lanes[lane], self._kv[lane]
@@ -256,6 +267,18 @@ def _xor(layers: Array, start: int, k: Array, v: Array) -> None:
 
 def _form(topology: Topology) -> KvForm:
     return KvForm(_shape(topology, _layers(topology)), _xor)
+
+
+def _forward(kv: Array, layers: range, start: int, h: Array, progress: Progress) -> Array:
+    """The chunk ``h`` [n] at ``start`` through ``layers``, the rows of ``kv``."""
+    stop = start + len(h)
+    if start == 0:
+        kv[:] = 0
+    for i, layer in enumerate(layers):
+        kv[i, :, 0, start:stop] ^= _make_kv(h, layer, start)
+        h = _layer(h, kv[i, :, 0, :stop])
+        progress.bump()
+    return h
 
 
 def _shape(topology: Topology, layers: int) -> KvShape:

@@ -113,6 +113,43 @@ def test_kv_and_tokens_are_the_same_bits_for_every_split(
     assert tokens[0] == tokens[1] == tokens[2]
 
 
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_local_prefill_equals_transformers_and_the_ring(model: Path, length: int) -> None:
+    """R29: by either route the tokens of transformers."""
+    prompt = prompt_of(length)
+    want, first_logits, _ = reference(model, prompt, 16)
+    topology = plan(str(model), (0, 1), (1, 4))
+    solo = Solo(topology)
+    assert list(solo.answer(prompt, 16, local=True).tokens) == want
+    assert list(solo.answer(prompt, 16).tokens) == want
+    hidden = solo._local(prompt, Sampling())
+    got = logits(Decode(topology), hidden)
+    np.testing.assert_allclose(got, first_logits, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_local_prefill_has_the_bits_of_the_ring(
+    models: dict[str, Path], dtype: str, length: int
+) -> None:
+    """R29: where stages and decode node have one plan."""
+    prompt = prompt_of(length)
+    solo = Solo(plan(str(models["grouped, tied"]), (0, 1), (1, 4), dtype=dtype))
+    drawn = Sampling(temperature=1.0, seed=3)
+    assert bytes(solo._local(prompt, drawn).data) == bytes(solo.prefill(prompt)[0].data)
+    here = solo._decode._kv[0, :, :, :, :length].clone()  # type: ignore[attr-defined]
+    by_ring = solo.answer(prompt, 12, drawn)
+    there = solo._decode._kv[0, :, :, :, :length]  # type: ignore[attr-defined]
+    assert torch.equal(here.view(torch.uint8), there.contiguous().view(torch.uint8))
+    assert solo.answer(prompt, 12, drawn, local=True).tokens == by_ring.tokens
+
+
+def test_a_local_prefill_takes_no_ids_that_are_no_tokens(models: dict[str, Path]) -> None:
+    engine = Decode(plan(str(models["grouped, tied"]), (0, 4)))
+    with pytest.raises(RemoteError, match="token id"):
+        engine.prefill(0, [5, 211], Sampling(), 0, 2, QUIET)
+
+
 def test_float32_is_the_same_bits_for_one_and_two_threads(models: dict[str, Path]) -> None:
     path = str(models["grouped, tied"])
     prompt = prompt_of(61)

@@ -67,6 +67,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "kv_transport": ({"theirs": other_nodes(lambda n: replace(n, kv="shm"))}, "tcp tcp", "shm shm"),
     "chunk": ({"theirs": replace(TOPOLOGY, chunk=8)}, "4", "8"),
     "source_slots": ({"theirs": replace(TOPOLOGY, source_slots=2)}, "1", "2"),
+    "routing": ({"theirs": replace(TOPOLOGY, routing="cost")}, "remote", "cost"),
     "prefetch_next": ({"theirs": replace(TOPOLOGY, prefetch_next=True)}, "false", "true"),
 }
 

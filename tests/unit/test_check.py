@@ -99,6 +99,22 @@ def test_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "[2, 3)" in capsys.readouterr().out
 
 
+def test_routes_whose_plans_differ_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """R29: with cost routing the bits of an answer may depend on who prefilled."""
+    file = put(tmp_path)
+    for routing, said in (("cost", 1), ("local", 0), ("remote", 0)):
+        text = CONFIG.format(model=tmp_path / "model", max_tokens=100)
+        file.write_text(text.replace("lanes = 2", f'lanes = 2\nrouting = "{routing}"'))
+        assert main(["check", str(file)]) == 0
+        out = capsys.readouterr().out
+        lines = [line for line in out.splitlines() if "other bits" in line]
+        assert len(lines) == said
+        assert all(f'{file}: [decode] routing = "cost": b and d have dtype' in x for x in lines)
+        assert (f", routing {routing}" in out) == (routing != "remote")
+
+
 def test_needs(tmp_path: Path) -> None:
     topology = load(put(tmp_path))
     spec = read_spec(tmp_path / "model")

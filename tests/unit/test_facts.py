@@ -39,6 +39,7 @@ CHANGES: dict[str, Topology] = {
     "bytes": changed(prefill_bytes=2**20),
     "lanes": changed(lanes=2),
     "source_slots": changed(source_slots=2),
+    "routing": changed(routing="cost"),
     "prefetch_next": changed(prefetch_next=True),
     "checksum": changed(checksum="sum64"),
     "name": changed(name="other"),

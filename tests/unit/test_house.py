@@ -17,7 +17,8 @@ PURE = {
     "errors", "ids", "requests", "messages", "schema", "wire", "window", "reservation",
     "retired", "order", "depth", "slots", "owner", "ring", "attempt", "scheduler", "topology",
     "actor", "events", "actions", "greeting", "peers", "place", "session", "facts",
-    "mismatches", "sockets", "links", "lines", "inbound", "address", "sums",
+    "mismatches", "sockets", "links", "lines", "inbound", "address", "sums", "prefetch",
+    "routing",
 }  # fmt: skip
 IO_LIBRARIES = {
     "zmq", "socket", "selectors", "threading", "subprocess", "time", "signal", "fcntl", "tomllib",

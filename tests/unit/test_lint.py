@@ -132,8 +132,8 @@ CASES: dict[str, Wrong] = {
         "lanes = 1", 'lanes = 1\nprefetch_next = true\nrouting = "cost"',
         ("[decode] routing", "cost", 'must be "remote" with [decode] prefetch_next'),
     ),
-    "a route that is not there": Wrong(
-        "lanes = 1", 'lanes = 1\nrouting = "local"', ("[decode] routing", "is not supported"),
+    "a misspelt route": Wrong(
+        "lanes = 1", 'lanes = 1\nrouting = "locl"', ("[decode] routing", "did you mean local?"),
     ),
     "prefetch that is neither on nor off": Wrong(
         "lanes = 1", "lanes = 1\nprefetch_next = 1", ("[decode] prefetch_next = 1", "true or fal"),
