@@ -1,0 +1,125 @@
+"""Pure. The matrix of the bench: what is run, how often, and in which sizes on a slow machine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+# R30, in tokens (input, output).
+INPUTS, OUTPUTS = (128, 8192), (32, 128)
+CONCURRENCY = (1, 4)
+REPEATS = 3  # of each shape and concurrency, off and on: 48 batches
+PAIRS = 9  # of off and on at concurrency 1, with the matrix's own
+# (input, output) is divided by these, until a model's run fits its budget: the first that does.
+SCALES = ((1, 1), (2, 1), (4, 1), (8, 1), (8, 2), (16, 4), (32, 4), (32, 8))
+CHUNK = 128  # tokens; a short input is one chunk at every scale
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Tokens. ``name`` says what R30 calls it."""
+
+    name: str
+    n_prompt: int
+    n_tokens: int
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.n_prompt // CHUNK)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One batch: ``c`` equal requests at once. ``matrix``: one of R30's 48."""
+
+    shape: Shape
+    c: int
+    on: bool
+    eos: bool = False
+    matrix: bool = True
+
+    @property
+    def group(self) -> tuple[str, int, bool]:
+        """Whose answers must be equal."""
+        return self.shape.name, self.c, self.eos
+
+    def __str__(self) -> str:
+        kind = ", EOS" if self.eos else ""
+        return f"{self.shape.name} c={self.c} {'on' if self.on else 'off'}{kind}"
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a run is. ``pairs``: at concurrency 1, at least ``repeats``."""
+
+    repeats: int = REPEATS
+    pairs: int = PAIRS
+
+
+def shapes(scale: tuple[int, int]) -> tuple[Shape, ...]:
+    """The four, inputs over 128 and outputs divided by ``scale``."""
+    return tuple(
+        Shape(f"{n}/{m}", n if n == min(INPUTS) else n // scale[0], m // scale[1])
+        for n in INPUTS
+        for m in OUTPUTS
+    )
+
+
+def eos_shapes(of: tuple[Shape, ...]) -> tuple[Shape, ...]:
+    """Those with the longer output, whose answers may end before it."""
+    return tuple(s for s in of if s.name.endswith(f"/{max(OUTPUTS)}"))
+
+
+def cases(of: tuple[Shape, ...], size: Size) -> Iterator[Case]:
+    """All batches in the order in which they run: off and on alternate, and so does who is first."""
+    for repeat in range(max(size.repeats, size.pairs)):
+        order = (False, True) if repeat % 2 == 0 else (True, False)
+        for shape in of:
+            for c in CONCURRENCY:
+                matrix = repeat < size.repeats
+                if matrix or (c == 1 and repeat < size.pairs):
+                    yield from (Case(shape, c, on, matrix=matrix) for on in order)
+    for shape in eos_shapes(of):
+        for c in CONCURRENCY:
+            yield from (Case(shape, c, on, eos=True, matrix=False) for on in (False, True))
+
+
+def cost(of: tuple[Shape, ...], size: Size, per_token: float, per_step: float) -> float:
+    """Seconds that ``cases`` take at most (nothing gained), from two rates."""
+    return sum(
+        case.c * (case.shape.n_prompt * per_token + case.shape.n_tokens * per_step)
+        for case in cases(of, size)
+    )
+
+
+def fit(room: int, budget: float, size: Size, per_token: float, per_step: float) -> tuple[int, int]:
+    """The first of ``SCALES`` at which a slot of ``room`` tokens holds every shape and the run ends
+    within ``budget`` seconds; else the last."""
+    for scale in SCALES:
+        of = shapes(scale)
+        fits = all(s.n_prompt + s.n_tokens <= room for s in of)
+        if fits and cost(of, size, per_token, per_step) <= budget:
+            return scale
+    return SCALES[-1]
+
+
+def prompt(seed: int, n: int, vocab: int) -> list[int]:
+    """``n`` token ids, always the same ones for one seed; no special ids where there are 256 and
+    more besides."""
+    low = 256 if vocab > 1024 else 0
+    draw = random.Random(seed)
+    return [draw.randrange(low, vocab) for _ in range(n)]
+
+
+QUESTIONS = (
+    "Say hello.",
+    "What is the capital of France? Answer with one word.",
+    "What is 2 + 2? Answer with a number only.",
+    "Name a colour. One word.",
+)
+
+
+def question(i: int, n: int) -> str:
+    """A text of about ``n`` tokens that ends with a question whose answer is short."""
+    return "The sky is blue today. " * max(0, n // 8 - 8) + QUESTIONS[i % len(QUESTIONS)]
