@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.ahead import nodes
+from tools.ahead.others import Others
 from tools.ahead.plan import CHUNK
 from tools.ahead.story import Note as Noted
 from tools.bring_up import NotReady, until_ready
@@ -56,9 +57,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Batch:
-    """``seconds``: from the first question to the last answer's end, on the client's clock."""
+    """``seconds``: from the first question to the last answer's end, on the client's clock.
+    ``others``: cores that processes of others kept busy meanwhile."""
 
     seconds: float
+    others: float
     answers: tuple[Answer, ...]
     notes: tuple[Noted, ...]
 
@@ -93,7 +96,9 @@ def running(engine: Engine, directory: Path, interrupts: Interrupts) -> Iterator
                 until_ready(processes, watch, board, READY, interrupts, lambda rows, changed: None)
             except NotReady as e:
                 raise UserError(f"{engine.model}: {e}") from None
-        yield Warm(topology, interrupts)
+        if interrupts.asked:
+            raise KeyboardInterrupt
+        yield Warm(topology, tuple(processes.pids.values()), interrupts)
 
 
 def topology_file(engine: Engine, directory: Path) -> str:
@@ -121,8 +126,9 @@ def topology_file(engine: Engine, directory: Path) -> str:
 class Warm:
     """The engine, ready. One thread."""
 
-    def __init__(self, topology: Topology, interrupts: Interrupts) -> None:
+    def __init__(self, topology: Topology, pids: tuple[int, ...], interrupts: Interrupts) -> None:
         self.topology = topology
+        self._pids = pids
         self._interrupts = interrupts
 
     def switch(
@@ -144,7 +150,7 @@ class Warm:
         ids: list[list[int]] = [[] for _ in questions]
         ended: dict[int, Done] = {}
         with self._client("coordinator") as client:
-            began = client.now()
+            others, began = Others(self._pids), client.now()
             for ask, blob in messages:
                 client.send(ask, (blob,))
             while len(ended) < len(questions):
@@ -157,13 +163,13 @@ class Warm:
                         if outcome not in ("length", "stop"):
                             raise RemoteError(outcome, done.detail)
                         ended[places[done.uid]] = done
-            seconds = client.now() - began
+            seconds, busy = client.now() - began, others.cores()
         answers = tuple(
             Answer(tuple(ids[i]), ended[i].outcome, ended[i].n_prompt, dict(ended[i].spans))
             for i in range(len(questions))
         )
         notes = [n for name in (STAGE, DECODE) for n in self._told(name)]
-        return Batch(seconds, answers, tuple(notes))
+        return Batch(seconds, busy, answers, tuple(notes))
 
     # ---- inside ------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ def gain(c: int, p: float, d: float) -> float:
 
 def contended_gain(c: int, p: float, d: float, busy_p: float, busy_d: float) -> float:
     """The same where P and D slow each other down: ``busy_p`` and ``busy_d`` are what they take
-    side by side, which is how c - 1 of each run with prefetch, and none without. May be negative."""
+    side by side, as c - 1 of each do with prefetch, and none without it. May be negative."""
     return c * (p + d) / (p + (c - 1) * max(busy_p, busy_d) + d) - 1
 
 

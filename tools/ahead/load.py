@@ -17,7 +17,6 @@ from zpd.layers import TOY
 from zpd.topology import Node
 
 SYNTHETIC = "synthetic"
-SECONDS = 0.3  # P and D of synthetic compute, spread evenly over a prompt's ops, an answer's steps
 TOY_EOS = " ".join(map(str, range(0, 256, 16)))  # of synthetic compute: one token in 16 is an end
 
 Say = Callable[[str], None]
@@ -25,12 +24,15 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Load:
-    """``limit``: tokens that the model was made for; 0: none. ``compute``: synthetic or a model."""
+    """``compute``: synthetic, or a model's name. ``limit``: tokens that it was made for; 0: none.
+    ``seconds``: P and D of synthetic compute, spread evenly over a prompt's ops, an answer's steps.
+    """
 
     compute: str
     dtype: str
     limit: int
     vocab: int
+    seconds: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.compute} {self.dtype}".strip()
@@ -62,15 +64,14 @@ class Load:
         return found
 
     def one(self, warm: Warm, case: Case) -> Ran:
-        op = step = 0.0
-        if self.compute == SYNTHETIC:
-            op, step = SECONDS / case.shape.chunks, SECONDS / (case.shape.n_tokens - 1)
+        op, step = self.seconds / case.shape.chunks, self.seconds / (case.shape.n_tokens - 1)
         end = TOY_EOS if self.compute == SYNTHETIC else MODEL
         warm.switch(case.on, end if case.eos else "", op, step)
         batch = warm.batch([self._question(case, i) for i in range(case.c)])
         return Ran(
             case=case,
             seconds=batch.seconds,
+            others=batch.others,
             answers=tuple(a.ids for a in batch.answers),
             stopped=sum(a.outcome == "stop" for a in batch.answers),
             spans=tuple(a.spans for a in batch.answers),

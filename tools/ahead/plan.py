@@ -10,9 +10,9 @@ from dataclasses import dataclass
 INPUTS, OUTPUTS = (128, 8192), (32, 128)
 CONCURRENCY = (1, 4)
 REPEATS = 3  # of each shape and concurrency, off and on: 48 batches
-PAIRS = 9  # of off and on at concurrency 1, with the matrix's own
+PAIRS = 9  # of off and on that medians are made of, with the matrix's own
 # (input, output) is divided by these, until a model's run fits its budget: the first that does.
-SCALES = ((1, 1), (2, 1), (4, 1), (8, 1), (8, 2), (16, 4), (32, 4), (32, 8))
+SCALES = ((1, 1), (2, 1), (4, 1), (8, 1), (8, 2), (16, 4), (16, 8), (32, 8))
 CHUNK = 128  # tokens; a short input is one chunk at every scale
 
 
@@ -51,10 +51,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Size:
-    """How large a run is. ``pairs``: at concurrency 1, at least ``repeats``."""
+    """How large a run is. ``alone``, ``crowd``: pairs at concurrency 1 and at the largest one."""
 
     repeats: int = REPEATS
-    pairs: int = PAIRS
+    alone: int = PAIRS
+    crowd: int = PAIRS
+
+    def pairs(self, c: int) -> int:
+        return max(self.repeats, self.alone if c == 1 else self.crowd)
 
 
 def shapes(scale: tuple[int, int]) -> tuple[Shape, ...]:
@@ -72,13 +76,13 @@ def eos_shapes(of: tuple[Shape, ...]) -> tuple[Shape, ...]:
 
 
 def cases(of: tuple[Shape, ...], size: Size) -> Iterator[Case]:
-    """All batches in the order in which they run: off and on alternate, and so does who is first."""
-    for repeat in range(max(size.repeats, size.pairs)):
+    """All batches as they run: off and on alternate, and so does which of them is first."""
+    for repeat in range(max(map(size.pairs, CONCURRENCY))):
         order = (False, True) if repeat % 2 == 0 else (True, False)
         for shape in of:
             for c in CONCURRENCY:
-                matrix = repeat < size.repeats
-                if matrix or (c == 1 and repeat < size.pairs):
+                if repeat < size.pairs(c):
+                    matrix = repeat < size.repeats
                     yield from (Case(shape, c, on, matrix=matrix) for on in order)
     for shape in eos_shapes(of):
         for c in CONCURRENCY:

@@ -18,10 +18,12 @@ LANE = ("import", "first_token", "decode")  # spans of D
 
 @dataclass(frozen=True)
 class Ran:
-    """One case that ran. ``answers``: token ids; ``spans``: of each request, in order."""
+    """One case that ran. ``others``: cores that processes of others kept busy meanwhile;
+    ``answers``: token ids; ``spans``: of each request, in order."""
 
     case: Case
     seconds: float
+    others: float
     answers: tuple[tuple[int, ...], ...]
     stopped: int  # answers that ended at an end-of-sequence id
     spans: tuple[dict[str, float], ...]
@@ -42,7 +44,7 @@ def row(compute: str, dtype: str, shape: Shape, ran: Sequence[Ran]) -> dict[str,
     fixed = [r for r in mine if not r.case.eos]
     alone = [r for r in fixed if r.case.c == 1]
     crowd = [r for r in fixed if r.case.c == MOST]
-    calm = [r for r in alone if not r.case.on]
+    calm = [r for r in fixed if not r.case.on]  # one after the other: each alone, whatever waits
     busy = [r for r in crowd if r.case.on]
     p, d = median(p for r in calm for p in r.p), median(d for r in calm for d in r.d)
     # The first prefill and the last decode have the machine to themselves.
@@ -91,6 +93,7 @@ def summary(rows: Sequence[dict[str, Any]], ran: Sequence[Ran]) -> dict[str, Any
         "compute": rows[0]["compute"],
         "dtype": rows[0]["dtype"],
         "batches": sum(r.case.matrix for r in ran),
+        "others_cores": median(r.others for r in ran),
         **{key: sum(r[key] for r in rows) for key in counts},
         "fixed_groups": sum(not eos for _, _, eos in found),
         "fixed_equal": sum(same for (_, _, eos), same in found.items() if not eos),
