@@ -32,7 +32,8 @@ TOY_VOCAB = 256
 SECONDS, QUICK_SECONDS = 0.3, 0.1  # P and D of synthetic compute
 SYNTHETIC_SCALE = (16, 8)
 BUSY = 0.2  # cores; above this, what others do decides the figures
-CROWD = 5  # pairs of a real model at the largest concurrency, which cost most
+# Of a real model: four at once cost most, and a better shape is worth more than more pairs.
+SIZES = (plan.Size(crowd=5), plan.Size(crowd=plan.REPEATS))
 QUICK = plan.Size(repeats=1, alone=1, crowd=1)
 QUICK_SCALE = plan.SCALES[-1]
 NOTE = (
@@ -51,7 +52,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="LIST",
         help=f"{SYNTHETIC}, or NAME[:DTYPE], with commas (those pulled of {DEFAULT})",
     )
-    add("--budget", type=float, default=330.0, metavar="S", help="of each model (%(default)s)")
+    add("--budget", type=float, default=300.0, metavar="S", help="of each model (%(default)s)")
     add("--quick", action="store_true", help="two small shapes, one repeat: no statistics")
     add("--json", action="store_true", help="one JSON object")
 
@@ -117,12 +118,11 @@ def _measure(
     """Rows and summary of one engine."""
     size, scale = (QUICK, QUICK_SCALE) if args.quick else (plan.Size(), SYNTHETIC_SCALE)
     if load.limit and not args.quick:
-        size = plan.Size(crowd=CROWD)
         probe = plan.shapes(plan.SCALES[-1])
         with running(load.engine(probe), directory / "probe", interrupts) as warm:
             say("how fast is it here?")
             rates = load.rates(warm, probe)
-        scale = plan.fit(load.limit, args.budget, size, *rates)
+        scale, size = plan.fit(load.limit, args.budget, *rates, SIZES)
     shapes = plan.shapes(scale)
     if args.quick:
         shapes = (shapes[0], shapes[-1])

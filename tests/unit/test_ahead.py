@@ -9,14 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.ahead import law, plan, report, story
+from tools.ahead import law, nodes, plan, report, story
 from tools.ahead.others import HERTZ, Others, foreign
 from tools.ahead.plan import Case, Shape
 from tools.ahead.report import Ran
-from tools.ahead.story import Note
+from tools.ahead.story import Noted
 from tools.cli import main
+from zpd.errors import RemoteError
 from zpd.ids import Attempt, Ring, Term, Use
-from zpd.messages import Close, Prefill, Token
+from zpd.messages import Close, Message, Note, Prefill, Token
+from zpd.wire import Blob
 
 SECONDS = st.floats(0.01, 100)
 
@@ -70,12 +72,12 @@ def test_the_interval_is_of_order_statistics(n: int, cut: int) -> None:
 # ---- overlap and trace -------------------------------------------------------------------------
 
 
-def note(at: float, kind: str, att: str, said: str = "") -> Note:
+def note(at: float, kind: str, att: str, said: str = "") -> Noted:
     node, peer = ("decode", "coordinator") if kind == "Token" else ("stage", "coordinator")
-    return Note(at, node, peer, kind != "Prefill", kind, att, said)
+    return Noted(at, node, peer, kind != "Prefill", kind, att, said)
 
 
-def request(att: str, prefill: tuple[float, float], decode: tuple[float, float]) -> list[Note]:
+def request(att: str, prefill: tuple[float, float], decode: tuple[float, float]) -> list[Noted]:
     return [
         note(prefill[0], "Prefill", att, "start=0 stop=4 last=True skip="),
         note(prefill[1], "Reply", att, "start=0 stop=4 last=True skip="),
@@ -83,7 +85,7 @@ def request(att: str, prefill: tuple[float, float], decode: tuple[float, float])
     ]
 
 
-def batch(c: int, ahead: bool, p: float = 1.0, d: float = 1.0) -> list[Note]:
+def batch(c: int, ahead: bool, p: float = 1.0, d: float = 1.0) -> list[Noted]:
     """What the nodes note of c requests at once, in a world without overheads."""
     notes, slot, lane = [], 0.0, 0.0
     for i in range(c):
@@ -129,13 +131,13 @@ def test_a_trace_holds_what_was_said_and_neither_times_nor_ids() -> None:
     """R33: equal for two requests that differ in nothing but time; a token makes a difference."""
     ring, use = Ring(Term(1, 1), (1,)), Use(1, 0, 0, 0)
 
-    def notes(n: int, token: int, at: float) -> list[Note]:
+    def notes(n: int, token: int, at: float) -> list[Noted]:
         att, here = Attempt(7, n), use._replace(epoch=n)
         op = Prefill(ring, here, att, n, 0, 4, True)
         return [
-            Note.of(at, "stage", "coordinator", False, op),
-            Note.of(at + 1, "stage", "coordinator", False, Close(ring, here)),
-            Note.of(at + 2, "decode", "coordinator", True, Token(att, 0, (token,), "length")),
+            Noted.of(at, "stage", "coordinator", False, op),
+            Noted.of(at + 1, "stage", "coordinator", False, Close(ring, here)),
+            Noted.of(at + 2, "decode", "coordinator", True, Token(att, 0, (token,), "length")),
         ]
 
     one = story.trace(notes(1, 5, 0.0))
@@ -167,15 +169,14 @@ def test_the_matrix_is_48_batches_that_alternate() -> None:
 
 def test_the_scale_fits_the_model_and_the_budget() -> None:
     """R30: scaled to the model's limit and to the machine."""
-    size = plan.Size()
-    assert plan.fit(16384, 1e9, size, 1e-3, 1e-2) == (1, 1)
-    assert plan.fit(8192, 1e9, size, 1e-3, 1e-2) == (2, 1), "8192 + 128 is more than 8192"
-    chosen = plan.fit(8192, 600.0, size, 3e-3, 5e-2)
-    assert plan.cost(plan.shapes(chosen), size, 3e-3, 5e-2) <= 600.0
-    before = plan.SCALES[plan.SCALES.index(chosen) - 1]
-    assert plan.cost(plan.shapes(before), size, 3e-3, 5e-2) > 600.0
-    assert plan.fit(8192, 1.0, size, 1.0, 1.0) == plan.SCALES[-1]
-    assert plan.SCALES.index(chosen) > 0
+    long, short = plan.Size(), plan.Size(crowd=plan.REPEATS)
+    assert plan.fit(16384, 1e9, 1e-3, 1e-2, (long,)) == ((1, 1), long)
+    assert plan.fit(8192, 1e9, 1e-3, 1e-2, (long,))[0] == (2, 1), "8192 + 128 is more than 8192"
+    scale, size = plan.fit(8192, 600.0, 3e-3, 5e-2, (long, short))
+    assert plan.cost(plan.shapes(scale), size, 3e-3, 5e-2) <= 600.0
+    before = plan.SCALES[plan.SCALES.index(scale) - 1]
+    assert plan.cost(plan.shapes(before), short, 3e-3, 5e-2) > 600.0
+    assert plan.fit(8192, 1.0, 1.0, 1.0, (long, short)) == (plan.SCALES[-1], short)
 
 
 # ---- the report --------------------------------------------------------------------------------
@@ -246,3 +247,66 @@ def test_others_are_counted_without_our_own_time() -> None:
     without = foreign((os.getpid(),))
     assert foreign(()) - without >= ours
     assert Others((os.getpid(),)).cores() >= 0
+
+
+# ---- the nodes ---------------------------------------------------------------------------------
+
+
+class Wire:
+    """A context that keeps what is sent to "up", and loses the rest."""
+
+    name = "decode"
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+
+    def now(self) -> float:
+        return 5.0
+
+    def send(self, peer: str, message: Message, blobs: tuple[Blob, ...], *, bulk: bool) -> bool:
+        self.sent.append(message)
+        return peer == "up"
+
+
+def test_messages_are_noted_and_the_benchs_own_are_not() -> None:
+    wire = Wire()
+    recorder = nodes.Recorder(wire)  # type: ignore[arg-type]
+    token = Token(Attempt(1, 2), 0, (7,), "length")
+    assert recorder.send("up", token)
+    assert not recorder.send("down", token), "a message that was not sent is none"
+    recorder.take("up", Close(Ring(Term(1, 1), (1,)), Use(1, 0, 0, 0)))
+    nodes.answer(recorder, "up", Note(nodes.TELL), "", lambda fields: None)
+    assert wire.sent == [token, token, Note(nodes.TELL)]
+    assert [(n.at, n.kind, n.sent, n.att) for n in recorder.notes] == [
+        (5.0, "Token", True, "1.2"),
+        (5.0, "Close", False, ""),
+    ]
+
+
+def test_a_busy_node_is_not_switched() -> None:
+    """R7: between two batches only; nothing changes under a request."""
+    wire = Wire()
+    recorder = nodes.Recorder(wire)  # type: ignore[arg-type]
+    seen: list[dict[str, str]] = []
+    nodes.answer(recorder, "up", Note(nodes.SET, {"a": "b"}), "a lane decodes", seen.append)
+    assert (seen, wire.sent[-1]) == ([], Note(nodes.SET, {nodes.BUSY: "a lane decodes"}))
+    nodes.answer(recorder, "up", Note(nodes.SET, {"a": "b"}), "", seen.append)
+    assert (seen, wire.sent[-1]) == ([{"a": "b"}], Note(nodes.SET))
+    with pytest.raises(RemoteError, match="not_for_me"):
+        nodes.answer(recorder, "up", Note("else"), "", seen.append)
+
+
+def test_a_paced_engine_is_the_engine() -> None:
+    class Two:
+        def step(self, x: int) -> int:
+            return 2 * x
+
+        def plan(self) -> dict[str, str]:
+            return {"kind": "two"}
+
+    paced = nodes.Paced(Two(), "step")
+    paced.seconds = 0.05
+    began = time.monotonic()
+    assert paced.plan() == {"kind": "two"}
+    assert paced.step(4) == 8
+    assert time.monotonic() - began >= 0.05

@@ -14,7 +14,7 @@ from typing import Any
 from tools.ahead import nodes
 from tools.ahead.others import Others
 from tools.ahead.plan import CHUNK
-from tools.ahead.story import Note as Noted
+from tools.ahead.story import Noted
 from tools.bring_up import NotReady, until_ready
 from tools.check import check
 from tools.interrupts import Interrupts
@@ -33,6 +33,7 @@ from zpd.wire import Blob
 READY = 300.0  # seconds until every node has its model
 ANSWER = 1800.0  # seconds for one batch
 TURN = 10.0  # seconds for a switch to be taken; a slot may still drain
+TICK = 0.1  # seconds between two looks at the interrupts, or at a node that is busy
 STAGE, DECODE = "stage", "decode"
 
 
@@ -154,7 +155,7 @@ class Warm:
             for ask, blob in messages:
                 client.send(ask, (blob,))
             while len(ended) < len(questions):
-                match self._receive(client, began + ANSWER):
+                match self._receive(client, began + ANSWER)[0]:
                     case Accepted(label=label, uid=uid):
                         places[uid] = int(label)
                     case Delta(uid=uid, ids=more):
@@ -176,29 +177,29 @@ class Warm:
     def _client(self, name: str) -> Client:
         return Client(self.topology.node(name).address, timeouts=self.topology.timeouts)
 
-    def _receive(self, client: Client, until: float) -> Any:
-        while not (got := client.receive(0.1)):
+    def _receive(self, client: Client, until: float) -> tuple[Any, tuple[Blob, ...]]:
+        """The next message. Raises RemoteError after ``until``."""
+        while not (got := client.receive(TICK)):
             if self._interrupts.asked:
                 raise KeyboardInterrupt
             if client.now() > until:
                 raise RemoteError("silent", "no answer in time")
-        return got[0]
+        return got
 
     def _set(self, name: str, fields: dict[str, str]) -> None:
         until = time.monotonic() + TURN
         with self._client(name) as client:
             while True:
                 client.send(Note(nodes.SET, fields))
-                answer = self._receive(client, until)
+                answer, _ = self._receive(client, until)
                 if nodes.BUSY not in answer.fields:
                     return
                 if time.monotonic() > until:
                     raise RemoteError("busy", f"{name}: {answer.fields[nodes.BUSY]}")
-                client.receive(0.01)
+                time.sleep(TICK)
 
     def _told(self, name: str) -> list[Noted]:
         with self._client(name) as client:
             client.send(Note(nodes.TELL))
-            while not (got := client.receive(TURN)):
-                raise RemoteError("silent", name)
-            return [Noted(**n) for n in json.loads(got[1][0].as_text())]
+            _, blobs = self._receive(client, client.now() + TURN)
+            return [Noted(**n) for n in json.loads(blobs[0].as_text())]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,7 +40,7 @@ class Recorder:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self.notes: list[story.Note] = []
+        self.notes: list[story.Noted] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
@@ -58,7 +58,7 @@ class Recorder:
 
     def _note(self, peer: str, sent: bool, message: Message) -> None:
         now = self._context.now()
-        self.notes.append(story.Note.of(now, self._context.name, peer, sent, message))
+        self.notes.append(story.Noted.of(now, self._context.name, peer, sent, message))
 
 
 class Paced:
@@ -95,7 +95,7 @@ class Stage(PrefillNode):
     def on_message(self, peer: str, message: Message, blobs: tuple[Blob, ...]) -> None:
         if isinstance(message, Note):
             busy = "" if not self.queue and not self.computing else "it computes"
-            _answer(self.recorder, peer, message, busy, self._set)
+            answer(self.recorder, peer, message, busy, self._set)
             return
         self.recorder.take(peer, message)
         super().on_message(peer, message, blobs)
@@ -116,7 +116,7 @@ class Decode(DecodeNode):
     def on_message(self, peer: str, message: Message, blobs: tuple[Blob, ...]) -> None:
         if isinstance(message, Note):
             busy = "" if self.owner.idle and not self.answers else f"{self.owner.phases()}"
-            _answer(self.recorder, peer, message, busy, self._set)
+            answer(self.recorder, peer, message, busy, self._set)
             return
         self.recorder.take(peer, message)
         if isinstance(message, Reserve) and self.eos is not None:
@@ -130,7 +130,10 @@ class Decode(DecodeNode):
         self.eos = None if eos == MODEL else tuple(int(i) for i in eos.split())
 
 
-def _answer(recorder: Recorder, peer: str, note: Note, busy: str, apply: Any) -> None:
+def answer(
+    recorder: Recorder, peer: str, note: Note, busy: str, apply: Callable[[dict[str, str]], None]
+) -> None:
+    """``busy``: why the node cannot be switched now; "" if it can."""
     if note.topic == TELL:
         told = [n.as_json() for n in recorder.notes]
         recorder.send(peer, Note(TELL), (Blob.text(json.dumps(told)),))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 # R30, in tokens (input, output).
@@ -12,7 +12,7 @@ CONCURRENCY = (1, 4)
 REPEATS = 3  # of each shape and concurrency, off and on: 48 batches
 PAIRS = 9  # of off and on that medians are made of, with the matrix's own
 # (input, output) is divided by these, until a model's run fits its budget: the first that does.
-SCALES = ((1, 1), (2, 1), (4, 1), (8, 1), (8, 2), (16, 4), (16, 8), (32, 8))
+SCALES = ((1, 1), (2, 1), (4, 1), (8, 1), (8, 2), (16, 2), (16, 4), (32, 4), (32, 8))
 CHUNK = 128  # tokens; a short input is one chunk at every scale
 
 
@@ -97,15 +97,19 @@ def cost(of: tuple[Shape, ...], size: Size, per_token: float, per_step: float) -
     )
 
 
-def fit(room: int, budget: float, size: Size, per_token: float, per_step: float) -> tuple[int, int]:
-    """The first of ``SCALES`` at which a slot of ``room`` tokens holds every shape and the run ends
-    within ``budget`` seconds; else the last."""
+def fit(
+    room: int, budget: float, per_token: float, per_step: float, sizes: Sequence[Size]
+) -> tuple[tuple[int, int], Size]:
+    """The first of ``SCALES`` at which ``room`` tokens hold every shape and the run of one of the
+    ``sizes``, the first such, ends within ``budget`` seconds; else the last of both."""
     for scale in SCALES:
         of = shapes(scale)
-        fits = all(s.n_prompt + s.n_tokens <= room for s in of)
-        if fits and cost(of, size, per_token, per_step) <= budget:
-            return scale
-    return SCALES[-1]
+        if any(s.n_prompt + s.n_tokens > room for s in of):
+            continue
+        for size in sizes:
+            if cost(of, size, per_token, per_step) <= budget:
+                return scale, size
+    return SCALES[-1], sizes[-1]
 
 
 def prompt(seed: int, n: int, vocab: int) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tools.ahead import law
 from tools.ahead.plan import CONCURRENCY, Case, Shape
-from tools.ahead.story import Note, overlaps, trace
+from tools.ahead.story import Noted, overlaps, trace
 
 MOST = max(CONCURRENCY)
 PREFILL = ("reserve", "prefill", "transfer")  # spans of P: from the grant to the KV's landing
@@ -27,7 +27,7 @@ class Ran:
     answers: tuple[tuple[int, ...], ...]
     stopped: int  # answers that ended at an end-of-sequence id
     spans: tuple[dict[str, float], ...]
-    notes: tuple[Note, ...]
+    notes: tuple[Noted, ...]
 
     @property
     def p(self) -> list[float]:

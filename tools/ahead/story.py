@@ -17,7 +17,7 @@ SAID = ("index", "ids", "finish", "start", "stop", "last", "skip", "reason", "ne
 
 
 @dataclass(frozen=True)
-class Note:
+class Noted:
     """One message at one node. ``at``: seconds; ``att``: the attempt, "" where it names none."""
 
     at: float
@@ -29,7 +29,7 @@ class Note:
     said: str  # the fields that do not differ between two equal requests
 
     @classmethod
-    def of(cls, at: float, node: str, peer: str, sent: bool, message: Message) -> Note:
+    def of(cls, at: float, node: str, peer: str, sent: bool, message: Message) -> Noted:
         fields = {name: getattr(message, name) for name in SAID if hasattr(message, name)}
         said = " ".join(f"{name}={value}" for name, value in fields.items())
         att = str(getattr(message, "att", ""))
@@ -50,7 +50,7 @@ class Interval:
         return max(self.start, other.start) < min(self.stop, other.stop)
 
 
-def prefills(notes: Iterable[Note]) -> list[Interval]:
+def prefills(notes: Iterable[Noted]) -> list[Interval]:
     """Each completed producer interval: from the head's taking of a request's first op to the
     tail's reply for its last one."""
     begun: dict[str, float] = {}
@@ -63,7 +63,7 @@ def prefills(notes: Iterable[Note]) -> list[Interval]:
     return found
 
 
-def decodes(notes: Iterable[Note]) -> list[Interval]:
+def decodes(notes: Iterable[Noted]) -> list[Interval]:
     """From the decode node's first token of each request to its last."""
     times: dict[str, list[float]] = {}
     for n in notes:
@@ -72,13 +72,13 @@ def decodes(notes: Iterable[Note]) -> list[Interval]:
     return [Interval(att, min(at), max(at)) for att, at in times.items()]
 
 
-def overlaps(notes: Sequence[Note]) -> int:
+def overlaps(notes: Sequence[Noted]) -> int:
     """R32: how many completed producer intervals cross another request's decode."""
     lanes = decodes(notes)
     return sum(any(d.att != p.att and p.crosses(d) for d in lanes) for p in prefills(notes))
 
 
-def trace(notes: Iterable[Note]) -> dict[str, list[str]]:
+def trace(notes: Iterable[Noted]) -> dict[str, list[str]]:
     """What went over each link, in its order (between links there is none), without times and ids:
     equal for two runs that differ in nothing but time."""
     links: dict[str, list[str]] = {}
