@@ -127,7 +127,7 @@ def _measure(
     if args.quick:
         shapes = (shapes[0], shapes[-1])
     with running(load.engine(shapes), directory / "run", interrupts) as warm:
-        ran = load.run(warm, shapes, size, say)
+        ran = load.run(warm, shapes, size, args.budget, say)
     rows = [report.row(load.compute, load.dtype, shape, ran) for shape in shapes]
     found = report.summary(rows, ran)
     found |= {"input_scale": scale[0], "output_scale": scale[1], "sound": report.sound(found)}

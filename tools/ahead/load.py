@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -51,16 +52,22 @@ class Load:
         p, d = median(r.p[0] for r in ran), median(r.d[0] for r in ran)
         return p / case.shape.n_prompt, d / case.shape.n_tokens
 
-    def run(self, warm: Warm, shapes: Sequence[Shape], size: plan.Size, say: Say) -> list[Ran]:
-        """Every case of the plan, after one of each shape that only warms up."""
+    def run(
+        self, warm: Warm, shapes: Sequence[Shape], size: plan.Size, budget: float, say: Say
+    ) -> list[Ran]:
+        """Every case of the plan, after one of each shape that only warms up. After ``budget``
+        seconds without the pairs that only make medians better."""
+        until = time.monotonic() + budget
         for shape in shapes:
             say(f"warms up with {shape.name}")
             self.one(warm, Case(shape, 1, on=False))
         cases = list(plan.cases(tuple(shapes), size))
         found = []
-        for i, case in enumerate(cases):
-            say(f"{i + 1} of {len(cases)}: {case}")
-            found.append(self.one(warm, case))
+        for i in range(0, len(cases), 2):  # a pair is whole or not there
+            for case in cases[i : i + 2]:
+                if case.eos or case.matrix or time.monotonic() < until or len(found) % 2:
+                    say(f"{len(found) + 1} of {len(cases)}: {case}")
+                    found.append(self.one(warm, case))
         return found
 
     def one(self, warm: Warm, case: Case) -> Ran:

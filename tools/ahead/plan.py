@@ -76,17 +76,24 @@ def eos_shapes(of: tuple[Shape, ...]) -> tuple[Shape, ...]:
 
 
 def cases(of: tuple[Shape, ...], size: Size) -> Iterator[Case]:
-    """All batches as they run: off and on alternate, and so does which of them is first."""
-    for repeat in range(max(map(size.pairs, CONCURRENCY))):
+    """All batches as they run: off and on alternate, and so does which of them is first. Those that
+    only make medians better come last."""
+    most = max(map(size.pairs, CONCURRENCY))
+    yield from _repeats(of, size, 0, size.repeats)
+    for shape in eos_shapes(of):
+        for c in CONCURRENCY:
+            yield from (Case(shape, c, on, eos=True, matrix=False) for on in (False, True))
+    yield from _repeats(of, size, size.repeats, most)
+
+
+def _repeats(of: tuple[Shape, ...], size: Size, start: int, stop: int) -> Iterator[Case]:
+    for repeat in range(start, stop):
         order = (False, True) if repeat % 2 == 0 else (True, False)
         for shape in of:
             for c in CONCURRENCY:
                 if repeat < size.pairs(c):
                     matrix = repeat < size.repeats
                     yield from (Case(shape, c, on, matrix=matrix) for on in order)
-    for shape in eos_shapes(of):
-        for c in CONCURRENCY:
-            yield from (Case(shape, c, on, eos=True, matrix=False) for on in (False, True))
 
 
 def cost(of: tuple[Shape, ...], size: Size, per_token: float, per_step: float) -> float:
