@@ -86,7 +86,9 @@ class Loop:
         runtime.start()
         looked = fired = self._clock()
         while not runtime.stopping:
-            events = self.sockets.poll(runtime.due() - self._clock(), BATCH)
+            # At least once a heartbeat: whoever has neither peers nor sessions has nothing due.
+            wait = min(runtime.due() - self._clock(), self._times.heartbeat)
+            events = self.sockets.poll(wait, BATCH)
             for event in events:
                 runtime.handle(event)
             self._take_results()
