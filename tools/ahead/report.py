@@ -88,6 +88,7 @@ def summary(rows: Sequence[dict[str, Any]], ran: Sequence[Ran]) -> dict[str, Any
     every = pairs([r for r in ran if r.case.c == 1 and not r.case.eos])
     delta, low, high = law.middle([on.seconds / off.seconds - 1 for off, on in every])
     found = groups(ran)
+    fractions = [r["fraction_of_contended_law"] for r in rows]
     counts = ("overlap_on", "overlap_off", "calls", "optimum")
     return {
         "compute": rows[0]["compute"],
@@ -95,6 +96,8 @@ def summary(rows: Sequence[dict[str, Any]], ran: Sequence[Ran]) -> dict[str, Any
         "batches": sum(r.case.matrix for r in ran),
         "others_cores": median(r.others for r in ran),
         **{key: sum(r[key] for r in rows) for key in counts},
+        "fraction_of_law": median(r["fraction_of_law"] for r in rows),
+        "fraction_of_contended_law": median(fractions) if None not in fractions else None,
         "fixed_groups": sum(not eos for _, _, eos in found),
         "fixed_equal": sum(same for (_, _, eos), same in found.items() if not eos),
         "eos_groups": sum(eos for _, _, eos in found),
