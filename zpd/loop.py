@@ -87,7 +87,9 @@ class Loop:
         runtime.start()
         looked = fired = self._clock()
         while not runtime.stopping:
-            events = self.sockets.poll(runtime.due() - self._clock(), BATCH)
+            # At least once a heartbeat: whoever has neither peers nor sessions has nothing due.
+            wait = min(runtime.due() - self._clock(), self._times.heartbeat)
+            events = self.sockets.poll(wait, BATCH)
             count = len(events)
             events.reverse()
             while events:

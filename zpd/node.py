@@ -7,7 +7,7 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -33,8 +33,10 @@ ROLES = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The process's exit code: 0 after a stop, 1 after a bug, 2 after a user's mistake."""
+def main(argv: Sequence[str] | None = None, roles: Mapping[str, str] = ROLES) -> int:
+    """The process's exit code: 0 after a stop, 1 after a bug, 2 after a user's mistake.
+
+    ``roles``: other classes for the roles of ``ROLES``, as a bench has them."""
     args = _parser().parse_args(argv)
     keep_freed()
     try:
@@ -48,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             file = directory / f"{node.name}.jsonl"
             log = Log(file, node.name, identity.incarnation, topology.log_level)
             try:
-                return _run(topology, node, identity.incarnation, directory, log, wanted)
+                return _run(topology, node, identity.incarnation, directory, log, wanted, roles)
             finally:
                 log.close()
     except UserError as error:
@@ -85,9 +87,9 @@ def set_numeric_plan(node: Node) -> None:
         os.environ[name] = str(node.threads)
 
 
-def role_class(role: str) -> type[Actor]:
-    """The actor of a role: one of ``ROLES``, or ``module:Class``. Raises UserError."""
-    where = ROLES.get(role, role)
+def role_class(role: str, roles: Mapping[str, str] = ROLES) -> type[Actor]:
+    """The actor of a role: one of ``roles``, or ``module:Class``. Raises UserError."""
+    where = roles.get(role, role)
     module, _, name = where.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
@@ -123,6 +125,7 @@ def _run(
     directory: Path,
     log: Log,
     wanted: Callable[[], bool],
+    roles: Mapping[str, str],
 ) -> int:
     sockets = ZmqSockets(topology.high_water())
     try:
@@ -133,7 +136,7 @@ def _run(
             "node_started", role=node.role, pid=os.getpid(), address=address,
             topology=topology.name, file=topology.file, fingerprint=topology.fingerprint(),
         )  # fmt: skip
-        actor = role_class(node.role)
+        actor = role_class(node.role, roles)
         place = Place.of(topology, node.name, incarnation)
         loop = Loop(place, lambda c: actor(c, topology, node), sockets, log, wanted=wanted)
         _stop_on_signals(loop)

@@ -243,6 +243,16 @@ def test_a_node_that_nobody_wants_any_more_stops() -> None:
     assert running.loop.close()
 
 
+def test_a_node_that_nobody_talks_to_goes_on_and_still_looks_for_its_parent() -> None:
+    """With no peer and no session nothing is ever due."""
+    wanted = iter((True, True, True, False))
+    running = Running(wanted=lambda: next(wanted))
+    running.join()
+    assert running.code == 0
+    assert next(wanted, None) is None
+    assert running.loop.close()
+
+
 def test_a_client_without_a_node_is_told_so() -> None:
     probe = ZmqSockets()
     address = probe.bind("tcp://127.0.0.1:*")
