@@ -48,6 +48,7 @@ MEASURES = (
     Measure("ops", f"ops, {OP_DEPTH} outstanding", "zpd", "raw", "ops", "/s"),
     Measure("kv_tcp", "KV by tcp", "zpd", "raw", "kv", "B/s"),
     Measure("kv_tcp_checked", "KV by tcp, with checksum", "checked", "raw", "kv", "B/s"),
+    Measure("kv_shm", "KV by shared memory", "zpd", "raw", "shm", "B/s"),
 )
 
 
@@ -118,11 +119,11 @@ def _samples(
 
 
 def _sizes(kind: str) -> tuple[int, ...]:
-    return SIZES if kind == "kv" else (0,)
+    return SIZES if kind in ("kv", "shm") else (0,)
 
 
 def _round(kind: str, mib: int, share: float) -> Round:
-    if kind == "kv":
+    if mib:
         return Round(kind, max(1, int(KV * share) // (2 * mib)), KV_DEPTH, mib)
     if kind == "ops":
         return Round(kind, max(1, int(OPS * share)), OP_DEPTH)

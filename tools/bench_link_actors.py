@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from nodes.engine.base import Forwarded
 from nodes.kv import SourceSlots
-from tools.bench_link_load import END, FAR, IDS, NEAR, SHAPE, USE, Bulk, op, reply
+from nodes.kvlink import BySharedMemory
+from nodes.segments import Files, SharedMemory
+from tools.bench_link_load import END, FAR, FORM, IDS, NEAR, SHAPE, USE, Bulk, op, reply
 from tools.bench_link_rounds import Round, Timed
 from zpd.actor import Actor, Progress
-from zpd.errors import RemoteError
+from zpd.errors import RemoteError, ZpdBug
 from zpd.messages import End, Kv, Message, Note, Prefill, Reply
 from zpd.window import Window
 from zpd.wire import Blob
@@ -37,6 +40,8 @@ class Near(Actor):
         self.bulk = Bulk(1)
         self.blobs: dict[int, tuple[Blob, Blob]] = {}
         self.waits = {"there", "back"}  # bulk links that are not open yet
+        segments = Files(self.topology)
+        self.memory = BySharedMemory(self.context, FAR, (0, SHAPE.layers), FORM, segments)
 
     def ready(self) -> tuple[bool, str]:
         return not self.waits, f"bulk links: {', '.join(sorted(self.waits))}" if self.waits else ""
@@ -59,7 +64,7 @@ class Near(Actor):
             self.timed = Timed(Round(said["kind"], **numbers))
             self.window = Window(numbers["depth"], UNBOUND)
             self.bulk = Bulk(numbers["mib"])
-            if said["kind"] == "kv" and self.bulk.mib not in self.blobs:
+            if numbers["mib"] and self.bulk.mib not in self.blobs:
                 self.blobs[self.bulk.mib] = self.bulk.blobs()
             self.context.send(FAR, Note("round", {"kind": said["kind"]}), bulk=True)
             self._fill()
@@ -70,7 +75,8 @@ class Near(Actor):
         timed = self.timed
         if timed is None:
             return
-        send = self._send_kv if timed.wanted.kind == "kv" else self._send_op
+        kinds = {"kv": self._send_kv, "shm": self._put_kv}
+        send = kinds.get(timed.wanted.kind, self._send_op)
         while self.left and self.window.has_credit(0):
             self.left -= 1
             self.seq += 1
@@ -101,6 +107,12 @@ class Near(Actor):
         self.window.send(self.seq, self.bulk.nbytes)
         self.context.send(FAR, self.bulk.message(self.seq), self.blobs[self.bulk.mib], bulk=True)
 
+    def _put_kv(self) -> None:
+        self.window.send(self.seq, self.bulk.nbytes)
+        k, v = self.blobs[self.bulk.mib]
+        use = USE._replace(owner=self.context.incarnation_of(FAR), segment=0)
+        self.memory.put(self.bulk.message(self.seq, use), Forwarded(IDS, k, v, IDS), (), _failed)
+
     def _landed(self) -> None:
         self.window.reply(self.seq - len(self.window) + 1)
         self._answered()
@@ -124,7 +136,10 @@ class Far(Actor):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.slots = SourceSlots(1, SHAPE)
+        self.slots = SourceSlots(1, FORM)
+        # what stages of this host write to
+        memory = SharedMemory(Files(self.topology), self.context.incarnation, must=True)
+        self.shared = SourceSlots(1, FORM, memory)
         self.work = False  # ops go through the worker
 
     def on_link_up(self, peer: str, link: str) -> None:
@@ -157,16 +172,22 @@ class Far(Actor):
         self.context.send(NEAR, reply(message, (0.0, computed)), bulk=True)
 
     def _kv(self, message: Kv, blobs: tuple[Blob, ...]) -> None:
-        if (message.use, message.term, message.writer) != (USE, END.term, NEAR):
+        use = USE if blobs else USE._replace(owner=self.context.incarnation)
+        if (message.use, message.term, message.writer) != (use, END.term, NEAR):
             raise RemoteError("stale", f"KV of {message.use}")
-        if blobs[0].shape[2:3] != (message.stop - message.start,):
+        if blobs and blobs[0].shape[2:3] != (message.stop - message.start,):
             raise RemoteError("wrong_shape", "KV of another length than its range")
-        self.slots.land(message.use.slot, message.first_layer, message.start, blobs[0], blobs[1])
+        if blobs:
+            self.slots.land(use.slot, message.first_layer, message.start, blobs[0], blobs[1])
         self.context.event(
             "kv_landed", use=str(message.use), writer=message.writer, start=message.start,
-            stop=message.stop, nbytes=blobs[0].nbytes + blobs[1].nbytes,
+            stop=message.stop, nbytes=sum(b.nbytes for b in blobs),
         )  # fmt: skip
         self.context.send(NEAR, END, bulk=True)
+
+
+def _failed(why: str) -> None:
+    raise ZpdBug(f"KV by shared memory: {why}")
 
 
 def _compute(progress: Progress) -> None:

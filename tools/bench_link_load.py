@@ -2,7 +2,7 @@
 
 An *op* is a Prefill with a chunk's token ids, answered by its Reply, as coordinator and stage do.
 A *KV message* is one stage's Kv of a chunk; its receiver copies k and v into a source slot and
-gives the sender its credit back with an End.
+gives the sender its credit back with an End; by shared memory the sender copies, and says so.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nodes.kv import KvShape
+from nodes.kv import KvForm, KvShape
 from zpd.ids import Attempt, Ring, Term, Use
 from zpd.messages import End, Kv, Message, Prefill, Reply
 from zpd.wire import Blob, Envelope, encode
@@ -23,6 +23,7 @@ OP_DEPTH = 8  # ops outstanding, as [prefill] depth is by default
 KV_DEPTH = 4  # KV messages outstanding
 SIZES = (1, 8)  # MiB of k, and of v
 SHAPE = KvShape(layers=8, kv_heads=4, max_tokens=2048, head_dim=64, dtype="float32")
+FORM = KvForm(SHAPE)
 
 NEAR, FAR = "near", "far"
 _TERM = Term(1_700_000_000_000_000, 3)
@@ -56,9 +57,9 @@ class Bulk:
     def nbytes(self) -> int:
         return 2 * self.mib * MIB
 
-    def message(self, n: int) -> Kv:
+    def message(self, n: int, use: Use = USE) -> Kv:
         start = n * self.tokens % SHAPE.max_tokens
-        return Kv(USE, _TERM, NEAR, 0, SHAPE.layers, start, start + self.tokens)
+        return Kv(use, _TERM, NEAR, 0, SHAPE.layers, start, start + self.tokens)
 
     def blobs(self) -> tuple[Blob, Blob]:
         """k and v."""

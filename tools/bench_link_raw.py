@@ -2,15 +2,18 @@
 
 ``python -m tools.bench_link_raw far`` says its address on stdout and serves. ``... near ADDRESS``
 reads rounds from stdin, one JSON object a line, and answers each with one. The parts that they
-send are zpd's own, made once. This is the only import of zmq outside ``zpd/transport.py``: here it
-is what zpd is held against.
+send are zpd's own, made once. Against KV by shared memory, near alone copies the same bytes in
+order into shared memory of a slot's size, and tells nobody. This is the only import of zmq outside
+``zpd/transport.py``: here it is what zpd is held against.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +22,8 @@ import numpy as np
 import zmq
 
 from nodes.kv import SourceSlots
-from tools.bench_link_load import END, IDS, SHAPE, Bulk, op, parts, reply
+from nodes.segments import ROOT
+from tools.bench_link_load import END, FORM, IDS, SHAPE, Bulk, op, parts, reply
 from tools.bench_link_rounds import Round, Timed
 
 OP_PARTS = 3  # of an op: magic, header, token ids
@@ -30,11 +34,14 @@ def near(address: str) -> None:
     socket.connect(address)
     ops = parts(op(100_000), (IDS,))
     bulks: dict[int, list[bytes | memoryview]] = {}
+    memory = _shared()
     for line in sys.stdin:
         wanted = Round(**json.loads(line))
-        if wanted.kind == "kv":
-            if wanted.mib not in bulks:
-                bulks[wanted.mib] = _bulk_parts(wanted.mib)
+        if wanted.mib and wanted.mib not in bulks:
+            bulks[wanted.mib] = _bulk_parts(wanted.mib)
+        if wanted.kind == "shm":
+            timed = _copy(memory, wanted, bulks[wanted.mib][2:])
+        elif wanted.kind == "kv":
             timed = _run(socket, wanted, bulks[wanted.mib], copy=False)
         else:
             timed = _run(socket, wanted, ops, copy=True)
@@ -60,13 +67,35 @@ def _run(socket: Any, wanted: Round, message: Sequence[Any], *, copy: bool) -> T
     return timed
 
 
+def _shared() -> np.ndarray[Any, Any]:
+    """Shared memory of a slot's size, every page of it touched."""
+    with tempfile.TemporaryFile(dir=ROOT) as file:
+        file.truncate(SHAPE.nbytes)
+        memory = np.frombuffer(mmap.mmap(file.fileno(), SHAPE.nbytes), np.uint8)
+    memory.fill(0)
+    return memory
+
+
+def _copy(memory: np.ndarray[Any, Any], wanted: Round, parts: Sequence[Any]) -> Timed:
+    timed = Timed(wanted)
+    sources = [np.frombuffer(part, np.uint8) for part in parts]
+    at = 0
+    for _ in range(wanted.count):
+        timed.sent()
+        for source in sources:
+            np.copyto(memory[at : at + source.nbytes], source)
+            at = (at + source.nbytes) % memory.nbytes
+        timed.answered()
+    return timed
+
+
 def far() -> None:
     socket = zmq.Context().socket(zmq.ROUTER)
     port = socket.bind_to_random_port("tcp://127.0.0.1")
     print(f"tcp://127.0.0.1:{port}", flush=True)
     answer = parts(reply(op(100_000), (0.001, 0.002)))
     credit = parts(END)
-    part = SourceSlots(1, SHAPE).kv[0]
+    part = SourceSlots(1, FORM).kv[0]
     at = 0
     while True:
         route, *frames = socket.recv_multipart(copy=False)

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-KINDS = ("loop", "worker", "ops", "kv")
+KINDS = ("loop", "worker", "ops", "kv", "shm")
 
 
 @dataclass(frozen=True)

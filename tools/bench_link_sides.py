@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+from nodes.segments import Files
 from tools.bench_link_load import FAR, NEAR
 from tools.bench_link_rounds import Round
 from tools.bring_up import TICK, said
@@ -99,6 +100,7 @@ class Zpd:
     def __enter__(self) -> Zpd:
         """Raises UserError where a node ends or does not come up."""
         with ExitStack() as stack:
+            stack.callback(Files(self._topology).clear)  # its last act
             stack.enter_context(self._running)
             self._running.start()
             until = time.monotonic() + START

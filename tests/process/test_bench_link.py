@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from nodes.segments import ROOT
 from tests.process.harness import zpd
+from tools.bench_link_rounds import Round
+from tools.bench_link_sides import Zpd
+from zpd.config import load
 
 RATIOS = {
     "roundtrip_ratio", "roundtrip_worker_ratio", "ops_ratio", "kv_tcp_ratio",
-    "kv_tcp_checked_ratio",
+    "kv_tcp_checked_ratio", "kv_shm_ratio",
 }  # fmt: skip
 
 
@@ -30,6 +34,14 @@ def test_one_object_with_every_ratio_and_what_it_is_made_of(home: Path) -> None:
             assert figures.pop("unit") in ("s", "/s", "B/s")
             assert len(figures) == 2 and all(v > 0 and isfinite(v) for v in figures.values())
     assert all(found[r] > 0 and isfinite(found[r]) for r in RATIOS)
+
+
+def test_kv_is_written_to_the_others_memory_and_none_of_it_stays(tmp_path: Path) -> None:
+    with Zpd(tmp_path, "here", "off") as side:
+        ours = f"zpd-*-{load(tmp_path / 'here.toml').fingerprint()}-*"
+        assert len(list(ROOT.glob(ours))) == 1
+        assert side.run(Round("shm", 4, 2, 1))["seconds"] > 0
+    assert not list(ROOT.glob(ours))
 
 
 @pytest.mark.parametrize(
