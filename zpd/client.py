@@ -124,10 +124,11 @@ class Client:
             raise PeerLost(self._box.lost)
 
     def _step(self, until: float) -> None:
-        events = self.sockets.poll(until - self.now(), BATCH)
-        for event in events:
+        count = 0
+        for event in self.sockets.poll(until - self.now(), BATCH):
+            count += 1
             self._runtime.handle(event)
-        while len(events) < BATCH and not self._box.lost and self._runtime.due() <= self.now():
+        while count < BATCH and not self._box.lost and self._runtime.due() <= self.now():
             self._runtime.fire()
 
     # ---- Ports -------------------------------------------------------------------------------

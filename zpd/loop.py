@@ -89,11 +89,11 @@ class Loop:
         while not runtime.stopping:
             # At least once a heartbeat: whoever has neither peers nor sessions has nothing due.
             wait = min(runtime.due() - self._clock(), self._times.heartbeat)
-            events = self.sockets.poll(wait, BATCH)
-            count = len(events)
-            events.reverse()
-            while events:
-                runtime.handle(events.pop())  # and its memory is free for what comes next
+            count = 0
+            for event in self.sockets.poll(wait, BATCH):
+                count += 1
+                runtime.handle(event)
+                del event  # and its memory is free for what comes next
             if self.workers.collect():
                 self._take_results()
             now = self._clock()

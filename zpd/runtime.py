@@ -109,11 +109,13 @@ class Runtime:
 
     def handle(self, event: SocketEvent) -> None:
         links, now = self.links, self.now()
+        if type(event) is Mailed:  # these two are most of all, and a match is slow
+            self._do(links.mailed(*event, now))
+            return
+        if type(event) is Received:
+            self._do(links.received(*event, now))
+            return
         match event:
-            case Mailed(route, frames):
-                self._do(links.mailed(route, frames, now))
-            case Received(number, frames):
-                self._do(links.received(number, frames, now))
             case Connected(number):
                 self._do(links.connected(number, now))
             case Closed(number, why):

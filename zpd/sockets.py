@@ -7,7 +7,7 @@ an old socket still says can be taken for its successor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
@@ -120,10 +120,11 @@ class Sockets(Protocol):
         """Never blocks. The memory of the frames must not change afterwards."""
         ...
 
-    def poll(self, timeout: float, limit: int) -> list[SocketEvent]:
+    def poll(self, timeout: float, limit: int) -> Iterable[SocketEvent]:
         """At most about ``limit`` events, after at most ``timeout`` seconds; earlier after a
-        ``wake``. Each connection's events are in order, and all that was received on it comes
-        before its Closed or Gone."""
+        ``wake``. To be gone through once, and to its end: it waits and reads on the way, so what
+        the caller does about one event comes before the next is read. Each connection's events are
+        in order, and all that was received on it comes before its Closed or Gone."""
         ...
 
     def wake(self) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import select
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,16 +40,18 @@ HIGH_WATER = 4096  # messages in a queue, where the caller names no number
 BACKLOG = 128  # connections that wait to be accepted
 HANDSHAKE = 5000  # ms for a ZMTP handshake
 MAX_ROUTE = 255  # bytes of a routing id, which is not of the message
-NEVER = 24 * 3600 * 1000  # ms; a broken socket is closed at the next poll
+NEVER = 24 * 3600  # seconds; a broken socket is closed at the next poll
 
 # Plain integers: pyzmq's flags cost more to combine than a small part costs to send.
 _NOW = int(zmq.NOBLOCK)
 _NOW_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
-_EVENTS = int(zmq.EVENTS)
+_EVENTS = zmq.EVENTS  # not an integer: ``_get`` would look it up
 _OK = Sent.OK
 _IN = int(zmq.POLLIN)
 _OUT = int(zmq.POLLOUT)
-_put: Callable[..., Any] = zmq.backend.Socket.send  # without the arguments that nobody here gives
+# Without the arguments that nobody here gives.
+_put: Callable[..., Any] = zmq.backend.Socket.send
+_get: Callable[..., Any] = zmq.backend.Socket.get
 _UP = zmq.EVENT_HANDSHAKE_SUCCEEDED
 _DOWN = (
     zmq.EVENT_DISCONNECTED
@@ -61,14 +64,18 @@ _DOWN = (
 
 
 @dataclass(eq=False)
-class _Dialled:
+class _Source:
+    """The mailbox, or a dialled socket."""
+
     number: int
     socket: zmq.Socket[bytes]
-    monitor: zmq.Socket[bytes]
-    news: int  # the file descriptor that says when to read the monitor
+    fd: int  # the file descriptor that says when to look at the socket
+    monitor: zmq.Socket[bytes] | None = None  # of a dialled one
+    news: int = -1  # the file descriptor that says when to read the monitor
     connected: bool = False  # its ZMTP handshake is done
     announced: bool = False  # Connected was told
     broken: str = ""  # why; Closed is told once all that was received is
+    left: bool = False  # it is closed
 
 
 @dataclass
@@ -109,15 +116,15 @@ class ZmqSockets:
     def __init__(self, high_water: int = HIGH_WATER) -> None:
         self._high_water = high_water
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-        self._poller = zmq.Poller()
+        self._poller = select.poll()
         self._waker = _Waker()
-        self._poller.register(self._waker.read, zmq.POLLIN)
-        self._mailbox: zmq.Socket[bytes] | None = None
-        self._dialled: dict[int, _Dialled] = {}
-        self._sources: dict[zmq.Socket[bytes] | int, _Dialled] = {}  # what tells of each
-        self._broken: list[_Dialled] = []
+        self._poller.register(self._waker.read, select.POLLIN)
+        self._mailbox: _Source | None = None
+        self._dialled: dict[int, _Source] = {}
+        self._sources: dict[int, _Source] = {}  # by the descriptors that tell of each
+        self._used: set[_Source] = set()  # may have something that its descriptor does not tell of
+        self._broken: list[_Source] = []
         self._gone: list[bytes] = []  # routes that a send found closed
-        self._more = False  # the last poll left something unread
         self._closed = False
 
     def bind(self, address: str) -> str:
@@ -135,8 +142,8 @@ class ZmqSockets:
             mailbox.close(linger=0)
             why = zmq.strerror(error.errno or 0) if isinstance(error, zmq.ZMQError) else error
             raise UserError(f"address {address}: cannot be bound: {why}") from None
-        self._mailbox = mailbox
-        self._poller.register(mailbox, zmq.POLLIN)
+        self._mailbox = _Source(0, mailbox, _fd(mailbox), announced=True)
+        self._register(self._mailbox.fd, self._mailbox)
         return mailbox.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def dial(self, dial: Dial) -> None:
@@ -148,17 +155,15 @@ class ZmqSockets:
         # next one at its address. IMMEDIATE=1 or RECONNECT_IVL=-1 would say the same in fewer
         # words, but with either libzmq drops what the peer sent last and we have not read yet.
         dealer.setsockopt(zmq.IMMEDIATE, 0)
-        dealer.setsockopt(zmq.RECONNECT_IVL, NEVER)
+        dealer.setsockopt(zmq.RECONNECT_IVL, 1000 * NEVER)
         # 9. Draft events are not in the wheel; the monitor tells of connections.
         monitor = dealer.get_monitor_socket(_UP | _DOWN)
-        news = int(monitor.getsockopt(zmq.FD))
-        made = _Dialled(dial.number, dealer, monitor, news)
-        self._dialled[dial.number] = self._sources[dealer] = self._sources[news] = made
-        self._poller.register(dealer, zmq.POLLIN)
-        # Polling a descriptor costs less than a socket. It tells of all that comes after a read
-        # that found nothing, as this one does; a monitor is only read, and always to its end.
+        made = _Source(dial.number, dealer, _fd(dealer), monitor, _fd(monitor))
+        self._dialled[dial.number] = made
+        self._register(made.fd, made)
+        # A monitor is only read, and always to its end, so its descriptor tells of all that comes.
         self._watch(made, [])
-        self._poller.register(news, zmq.POLLIN)
+        self._register(made.news, made)
         try:
             dealer.connect(dial.address)
         except zmq.ZMQError as error:
@@ -167,51 +172,58 @@ class ZmqSockets:
     def hangup(self, number: int) -> None:
         dialled = self._dialled.pop(number, None)
         if dialled is not None:
-            for source in (dialled.socket, dialled.news):
-                self._poller.unregister(source)
-                del self._sources[source]
+            for fd in (dialled.fd, dialled.news):
+                self._poller.unregister(fd)
+                del self._sources[fd]
             if dialled in self._broken:
                 self._broken.remove(dialled)
-            dialled.socket.disable_monitor()
-            dialled.monitor.close(linger=0)
+            dialled.left = True
+            self._deafen(dialled)
             dialled.socket.close(linger=0)
 
     def send(self, outgoing: Outgoing) -> Sent:
         if isinstance(outgoing, SendBack):
             if self._mailbox is None:
                 return Sent.GONE
-            sent = _send(self._mailbox, [outgoing.route, *outgoing.frames])
+            self._used.add(self._mailbox)
+            sent = _send(self._mailbox.socket, [outgoing.route, *outgoing.frames])
             if sent is Sent.GONE:
                 self._gone.append(outgoing.route)
             return sent
         dialled = self._dialled.get(outgoing.number)
         if dialled is None or dialled.broken or not dialled.connected:
             return Sent.GONE
+        self._used.add(dialled)
         return _send(dialled.socket, outgoing.frames)
 
-    def poll(self, timeout: float, limit: int) -> list[SocketEvent]:
-        events: list[SocketEvent] = []
-        if self._more or self._gone or self._broken:
-            timeout = 0.0
-        self._more = False
-        most, mailbox = limit, self._mailbox
-        for source, _ in self._poller.poll(math.ceil(timeout * 1000) if timeout > 0 else 0):
-            if mailbox is not None and source is mailbox:
-                self._read_mailbox(mailbox, events, most)
-            elif source == self._waker.read:
+    def poll(self, timeout: float, limit: int) -> Iterator[SocketEvent]:
+        # A socket's descriptor tells only of what comes after a look at the socket that found
+        # nothing. A send may have read those news, so what was used since is looked at first.
+        used, self._used = self._used, set()
+        ready = [s for s in used if not s.left and _readable(s.socket)]
+        gone, self._gone = self._gone, []
+        wait = 0.0 if ready or gone or self._broken else min(max(timeout, 0.0), NEVER)
+        changes: list[SocketEvent] = []
+        for fd, _ in self._poller.poll(math.ceil(1000 * wait)):
+            source = self._sources.get(fd)
+            if source is None:
                 self._waker.clear()
-            elif dialled := self._sources.get(source):
-                if source == dialled.news or not dialled.announced:
-                    self._watch(dialled, events)
-                if source is dialled.socket:
-                    self._receive(dialled, events, most)
-            most = len(events) + limit  # none may starve another
-        if self._gone and not self._more:
-            gone, self._gone = self._gone, []
-            events += map(Gone, dict.fromkeys(gone))
-        for dialled in list(self._broken):
-            self._receive(dialled, events, len(events) + limit)
-        return events
+            elif fd == source.news:
+                self._watch(source, changes)
+            elif source not in ready:
+                ready.append(source)
+        for source in ready:
+            if not source.announced:  # before what came on it
+                self._watch(source, changes)
+        yield from changes
+        for source in ready:
+            yield from self._read(source, limit)
+        if self._mailbox in self._used:
+            self._gone[:0] = gone  # after all that came from them
+        else:
+            yield from map(Gone, dict.fromkeys(gone))
+        for source in list(self._broken):
+            yield from self._read(source, limit)
 
     def wake(self) -> None:
         self._waker.set()
@@ -222,9 +234,7 @@ class ZmqSockets:
         self._closed = True
         for number, dialled in list(self._dialled.items()):
             if dialled.connected and not dialled.broken:
-                self._poller.unregister(dialled.news)
-                dialled.socket.disable_monitor()
-                dialled.monitor.close(linger=0)
+                self._deafen(dialled)
             else:
                 self.hangup(number)
         # 11. Every socket gets a linger: with a dead peer, the end would never come.
@@ -232,6 +242,15 @@ class ZmqSockets:
         self._waker.close()
 
     # ---- one socket ----------------------------------------------------------------------------
+
+    def _register(self, fd: int, source: _Source) -> None:
+        self._sources[fd] = source
+        self._poller.register(fd, select.POLLIN)
+
+    def _deafen(self, dialled: _Source) -> None:
+        dialled.socket.disable_monitor()
+        if dialled.monitor is not None:
+            dialled.monitor.close(linger=0)
 
     def _configure(self, made: zmq.Socket[bytes], address: str) -> None:
         made.setsockopt(zmq.LINGER, 0)  # 11; ``close`` grants more
@@ -251,9 +270,9 @@ class ZmqSockets:
         if address.startswith("tcp://["):
             made.setsockopt(zmq.IPV6, 1)
 
-    def _watch(self, dialled: _Dialled, events: list[SocketEvent]) -> None:
+    def _watch(self, dialled: _Source, events: list[SocketEvent]) -> None:
         with contextlib.suppress(zmq.Again):
-            while True:
+            while dialled.monitor is not None:
                 event = recv_monitor_message(dialled.monitor, zmq.NOBLOCK)["event"]
                 if event == _UP:
                     dialled.connected = True
@@ -264,50 +283,43 @@ class ZmqSockets:
             dialled.announced = True
             events.append(Connected(dialled.number))
 
-    def _break(self, dialled: _Dialled, why: str) -> None:
+    def _break(self, dialled: _Source, why: str) -> None:
         dialled.broken = why
         if dialled not in self._broken:
             self._broken.append(dialled)
 
-    def _receive(self, dialled: _Dialled, events: list[SocketEvent], limit: int) -> None:
-        while len(events) < limit:
-            frames = _recv(dialled.socket)
+    def _read(self, source: _Source, limit: int) -> Iterator[SocketEvent]:
+        """Each message is handled before the next one is read: its bytes are still in the cache
+        then, and its memory is free for the next."""
+        for _ in range(limit):  # none may starve another
+            if source.left:
+                return
+            frames = _recv(source.socket)
             if frames is None:
-                if dialled.broken:
-                    events.append(Closed(dialled.number, dialled.broken))
-                    self.hangup(dialled.number)
+                if source.broken:
+                    self.hangup(source.number)
+                    yield Closed(source.number, source.broken)
                 return
-            events.append(Received(dialled.number, frames))
-            if not dialled.broken and not _readable(dialled.socket):
+            events: list[SocketEvent] = [
+                Mailed(bytes(frames[0]), frames[1:])
+                if source is self._mailbox
+                else Received(source.number, frames)
+            ]
+            del frames
+            yield events.pop()
+            if not source.broken and not source.left and not _readable(source.socket):
+                self._used.discard(source)
                 return
-            if _is_large(frames):
-                break
-        self._more = True
+        self._used.add(source)
 
-    def _read_mailbox(
-        self, mailbox: zmq.Socket[bytes], events: list[SocketEvent], limit: int
-    ) -> None:
-        while len(events) < limit:
-            frames = _recv(mailbox)
-            if frames is None:
-                return
-            events.append(Mailed(bytes(frames[0]), frames[1:]))
-            if not _readable(mailbox):
-                return
-            if _is_large(frames):
-                break
-        self._more = True
+
+def _fd(of: zmq.Socket[bytes]) -> int:
+    return int(of.getsockopt(zmq.FD))
 
 
 def _readable(source: zmq.Socket[bytes]) -> bool:
     """Whether a message waits. Asking costs less than to try in vain."""
-    return bool(int(source.getsockopt(_EVENTS)) & _IN)
-
-
-def _is_large(frames: Sequence[Part]) -> bool:
-    """Whether to let the caller be done with a message before the next one is read: its bytes are
-    still in the cache then, and its memory is free for the next."""
-    return len(frames) > 2 and type(frames[-1]) is memoryview
+    return bool(_get(source, _EVENTS) & _IN)
 
 
 def _send(to: zmq.Socket[bytes], parts: Sequence[Part]) -> Sent:
@@ -336,7 +348,7 @@ def _send(to: zmq.Socket[bytes], parts: Sequence[Part]) -> Sent:
 
 def _send_again(to: zmq.Socket[bytes], part: Part, flags: int, copied: bool) -> Sent:
     """libzmq looks at its own news only now and then; asking for EVENTS makes it look."""
-    if not int(to.getsockopt(_EVENTS)) & _OUT:
+    if not _get(to, _EVENTS) & _OUT:
         return Sent.FULL
     try:
         _put(to, part, flags, copied)

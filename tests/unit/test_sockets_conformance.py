@@ -276,8 +276,8 @@ def test_a_poll_is_bounded_and_leaves_nothing_behind(world: World) -> None:
     end = time.monotonic() + PATIENCE
     while len(seen) < 4:
         assert time.monotonic() < end
-        a.poll(0.0, 1)
-        events = b.poll(0.01, 1)
+        list(a.poll(0.0, 1))
+        events = list(b.poll(0.01, 1))
         assert len(events) <= 1
         seen += [m[0] for m in mails(events)]
     assert seen == [b"0", b"1", b"2", b"3"]
@@ -299,4 +299,4 @@ def test_closing_twice_and_with_unsent_frames_returns(world: World) -> None:
     a.close(0.1)
     a.close(0.1)
     assert time.monotonic() - begun < PATIENCE
-    assert b.poll(0.0, 1) is not None
+    assert len(list(b.poll(0.0, 1))) <= 1

@@ -165,7 +165,7 @@ def test_a_wake_from_any_thread_ends_a_poll(bench: Bench) -> None:
     polled = threading.Event()
 
     def wait() -> None:
-        sockets.poll(1e6, 1)
+        list(sockets.poll(1e6, 1))
         polled.set()
 
     loop = threading.Thread(target=wait, daemon=True)
