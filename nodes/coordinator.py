@@ -139,13 +139,13 @@ class Coordinator(Actor):
                     self._cancel(message.uid, "cancelled by the client")
             case Grant() if peer == s.owner:
                 self.context.event(
-                    "attempt_granted", att=str(message.att), use=str(message.use),
+                    "attempt_granted", att=message.att, use=message.use,
                     waited=message.waited,
                 )  # fmt: skip
                 self._do(s.granted(now, message))
             case GrantLane() if peer == s.owner:
                 self.context.event(
-                    "attempt_granted", att=str(message.att), use="", waited=message.waited
+                    "attempt_granted", att=message.att, use="", waited=message.waited
                 )
                 self._do(s.lane_granted(now, message))
             case Loaded() if peer == s.owner:
@@ -178,7 +178,7 @@ class Coordinator(Actor):
         else:
             took = now - self.sent_at.pop(message.seq, now)
             self.context.event(
-                "op_replied", att=str(message.att), use=str(message.use), seq=message.seq,
+                "op_replied", att=message.att, use=message.use, seq=message.seq,
                 start=message.start, stop=message.stop, skip=message.skip, took=took,
             )  # fmt: skip
         self._do(actions)
@@ -187,7 +187,7 @@ class Coordinator(Actor):
         if self.scheduler.opened(message):
             ring = self.scheduler.ring.ring
             self.sent_at.clear()
-            self.context.event("ring_opened", term=str(ring.term), stages=list(ring.stages))
+            self.context.event("ring_opened", term=ring.term, stages=list(ring.stages))
 
     # ---- door --------------------------------------------------------------------------------
 
@@ -283,7 +283,7 @@ class Coordinator(Actor):
     def _log_routed(self, routed: Routed) -> None:
         live, choice = self.scheduler.live[routed.att], routed.choice
         self.context.event(
-            "route_chosen", uid=live.request.uid, att=str(routed.att), n_prompt=live.n_prompt,
+            "route_chosen", uid=live.request.uid, att=routed.att, n_prompt=live.n_prompt,
             route=choice.route, reason=choice.reason, remote=choice.remote, local=choice.local,
         )  # fmt: skip
 
@@ -292,16 +292,16 @@ class Coordinator(Actor):
         if isinstance(message, Prefill):
             self.sent_at[message.seq] = self.context.now()
             event(
-                "op_sent", att=str(message.att), use=str(message.use), seq=message.seq,
+                "op_sent", att=message.att, use=message.use, seq=message.seq,
                 start=message.start, stop=message.stop, last=message.last,
                 outstanding=len(self.scheduler.window),
             )  # fmt: skip
         elif isinstance(message, Reserve | ReserveLane):
             live = self.scheduler.live[message.att]
-            event("attempt_reserved", uid=live.request.uid, att=str(message.att))
+            event("attempt_reserved", uid=live.request.uid, att=message.att)
         elif isinstance(message, Release):
             event(
-                "attempt_released", att=str(message.att), reason=message.reason,
+                "attempt_released", att=message.att, reason=message.reason,
                 never_sent=message.never_sent,
             )  # fmt: skip
 

@@ -191,7 +191,7 @@ class DecodeNode(Actor):
         )
         if why:
             self.context.event(
-                "kv_refused", use=str(use), writer=writer, start=message.start, stop=message.stop,
+                "kv_refused", use=use, writer=writer, start=message.start, stop=message.stop,
                 reason=why,
             )  # fmt: skip
             raise RemoteError(why, f"KV of {use}")
@@ -205,7 +205,7 @@ class DecodeNode(Actor):
         if answer is not None and hidden:
             answer.hidden = blobs[-1]
         self.context.event(
-            "kv_landed", use=str(use), writer=writer, start=message.start, stop=message.stop,
+            "kv_landed", use=use, writer=writer, start=message.start, stop=message.stop,
             nbytes=nbytes,
         )  # fmt: skip
         self._do(self.owner.landed(now, use, writer, message.stop, hidden))
@@ -317,9 +317,7 @@ class DecodeNode(Actor):
         # attempt is over by the time that a token of it is sampled, and nobody hears of it.
         self.context.submit(copy, copied)
         self.context.submit(lambda p: self.engine.first(start.lane, hidden, p), sampled)
-        self.context.event(
-            "import_started", att=str(start.att), use=str(start.use), lane=start.lane
-        )
+        self.context.event("import_started", att=start.att, use=start.use, lane=start.lane)
 
     def _imported(
         self,
@@ -331,7 +329,7 @@ class DecodeNode(Actor):
     ) -> None:
         now = self.context.now()
         why = "" if error is None else f"import: {type(error).__name__}: {error}"
-        att, use = str(start.att), str(start.use)
+        att, use = start.att, start.use
         if digest:
             self.context.event(
                 "kv_imported", att=att, use=use, n_prompt=len(answer.prompt), digest=digest
@@ -381,7 +379,7 @@ class DecodeNode(Actor):
                     self._compute_failed(att, "local prefill", error)
                 else:
                     self.context.event(
-                        "local_computed", att=str(att), lane=lane, start=start, stop=stop,
+                        "local_computed", att=att, lane=lane, start=start, stop=stop,
                         took=now - began,
                     )  # fmt: skip
                     answer.filled = stop

@@ -129,7 +129,7 @@ class PrefillNode(Actor):
             # a newer OPEN may have come meanwhile, and waits: its answer is the one that counts
             if term == self.ring.term and self.context.send(self.owner, opened, bulk=True):
                 self.context.send(self.onward, message, bulk=True)
-                self.context.event("term_opened", term=str(term))
+                self.context.event("term_opened", term=term)
             self._next()
 
         self.kv.forget()
@@ -182,11 +182,11 @@ class PrefillNode(Actor):
         else:
             self._put_kv(op, result)
         why = self.ring.failed.get(op.use, "")
-        self.context.event(
-            "op_computed", att=str(op.att), use=str(op.use), seq=op.seq, start=op.start,
-            stop=op.stop, waited=spans[0], computed=spans[1],
-        )  # fmt: skip
         self._pass_op(op, why, () if why or self.tail else (result.activations,), spans)
+        self.context.event(
+            "op_computed", att=op.att, use=op.use, seq=op.seq, start=op.start, stop=op.stop,
+            waited=spans[0], computed=spans[1],
+        )  # fmt: skip
 
     def _put_kv(self, op: Prefill, result: Forwarded) -> None:
         first, last = self.node.layers
@@ -198,7 +198,7 @@ class PrefillNode(Actor):
         """The use cannot be served any more; its later ops are passed on skipped."""
         if op.ring.term == self.ring.term and self.ring.holds(op.use):
             self.ring.fail(op.use, f"{self.node.name}: {why}")
-        self.context.event("op_failed", att=str(op.att), use=str(op.use), why=why)
+        self.context.event("op_failed", att=op.att, use=op.use, why=why)
 
     def _pass_op(
         self, op: Prefill, skip: str, blobs: tuple[Blob, ...], spans: tuple[float, float]

@@ -89,7 +89,7 @@ class Near(Actor):
         self.context.send(FAR, message, (IDS,), bulk=True)
         self.ops[message.seq] = self.context.now()
         self.context.event(
-            "op_sent", att=str(message.att), use=str(message.use), seq=message.seq,
+            "op_sent", att=message.att, use=message.use, seq=message.seq,
             start=message.start, stop=message.stop, last=message.last,
             outstanding=len(self.window),
         )  # fmt: skip
@@ -97,7 +97,7 @@ class Near(Actor):
     def _replied(self, message: Reply) -> None:
         self.window.reply((message.use, message.seq, message.start, message.stop))
         self.context.event(
-            "op_replied", att=str(message.att), use=str(message.use), seq=message.seq,
+            "op_replied", att=message.att, use=message.use, seq=message.seq,
             start=message.start, stop=message.stop, skip=message.skip,
             took=self.context.now() - self.ops.pop(message.seq),
         )  # fmt: skip
@@ -165,11 +165,11 @@ class Far(Actor):
             raise RemoteError("not_for_me", f"{type(message).__name__} from {peer}")
 
     def _computed(self, message: Prefill, computed: float) -> None:
+        self.context.send(NEAR, reply(message, (0.0, computed)), bulk=True)
         self.context.event(
-            "op_computed", att=str(message.att), use=str(message.use), seq=message.seq,
+            "op_computed", att=message.att, use=message.use, seq=message.seq,
             start=message.start, stop=message.stop, waited=0.0, computed=computed,
         )  # fmt: skip
-        self.context.send(NEAR, reply(message, (0.0, computed)), bulk=True)
 
     def _kv(self, message: Kv, blobs: tuple[Blob, ...]) -> None:
         use = USE if blobs else USE._replace(owner=self.context.incarnation)
@@ -180,7 +180,7 @@ class Far(Actor):
         if blobs:
             self.slots.land(use.slot, message.first_layer, message.start, blobs[0], blobs[1])
         self.context.event(
-            "kv_landed", use=str(message.use), writer=message.writer, start=message.start,
+            "kv_landed", use=message.use, writer=message.writer, start=message.start,
             stop=message.stop, nbytes=sum(b.nbytes for b in blobs),
         )  # fmt: skip
         self.context.send(NEAR, END, bulk=True)

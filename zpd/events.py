@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from zpd.errors import ZpdBug
+from zpd.ids import Attempt, Term, Use
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
@@ -44,6 +46,8 @@ class Event:
     def names(self) -> frozenset[str]:
         return frozenset(self.fields)
 
+
+_IDS = (Attempt, Term, Use)
 
 _PEER = {"peer": "the other node", "peer_incarnation": "its process life; 0 while unknown"}
 _LINK = {"peer": "the other node", "link": "control or bulk", "session": "number of the session"}
@@ -237,3 +241,8 @@ def check(name: str, fields: Mapping[str, object]) -> Event:
         odd = sorted(fields.keys() ^ row.names)
         raise ZpdBug(f"event {name}: fields missing or not in zpd.events: {', '.join(odd)}")
     return row
+
+
+def written(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Ids as text. Whoever logs gives them as they are: most debug events are never written."""
+    return {k: str(v) if isinstance(v, _IDS) else v for k, v in fields.items()}

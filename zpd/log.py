@@ -20,8 +20,7 @@ from typing import Any, NamedTuple, TextIO
 import structlog
 
 from zpd.errors import UserError
-from zpd.events import EVENTS, LEVELS, Event, check
-from zpd.ids import Attempt, Term, Use
+from zpd.events import EVENTS, LEVELS, Event, check, written
 
 ROOM = 65536  # records; at a hundred bytes a record some seconds of the busiest loop
 BATCH = 1024  # records encoded between two writes
@@ -163,8 +162,7 @@ class Log:
             "level": record.row.level,
             "event": record.row.name,
         }
-        ids = (Attempt, Term, Use)
-        return head | {k: str(v) if isinstance(v, ids) else v for k, v in record.fields.items()}
+        return head | written(record.fields)
 
     def _end_torn_line(self) -> None:
         """An earlier life that was killed may have left half a line."""

@@ -8,7 +8,7 @@ from dataclasses import fields as fields_of
 from typing import TYPE_CHECKING, Any
 
 from zpd.actor import Actor, Context, Progress
-from zpd.events import check
+from zpd.events import check, written
 from zpd.ids import Attempt, Ring, Term, Use
 from zpd.messages import Heartbeat, Message
 from zpd.place import CLIENT, Place
@@ -112,7 +112,7 @@ class SimNode:
 
     def event(self, name: str, **fields: Any) -> None:
         check(name, fields)
-        self.cluster.record(self.name, name, fields)
+        self.cluster.record(self.name, name, written(fields))
 
     # ---- steps -----------------------------------------------------------------------------------
 
