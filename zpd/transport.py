@@ -39,7 +39,6 @@ BIG = 64 * 1024  # bytes from which a part is shared with libzmq, not copied
 HIGH_WATER = 4096  # messages in a queue, where the caller names no number
 BACKLOG = 128  # connections that wait to be accepted
 HANDSHAKE = 5000  # ms for a ZMTP handshake
-MAX_ROUTE = 255  # bytes of a routing id, which is not of the message
 NEVER = 24 * 3600  # seconds; a broken socket is closed at the next poll
 
 # Plain integers: pyzmq's flags cost more to combine than a small part costs to send.
@@ -47,10 +46,12 @@ _NOW = int(zmq.NOBLOCK)
 _NOW_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _EVENTS = zmq.EVENTS  # not an integer: ``_get`` would look it up
 _OK = Sent.OK
+_ONE = (1).to_bytes(8, "little")
 _IN = int(zmq.POLLIN)
 _OUT = int(zmq.POLLOUT)
 # Without the arguments that nobody here gives.
 _put: Callable[..., Any] = zmq.backend.Socket.send
+_get_part: Callable[..., Any] = zmq.backend.Socket.recv
 _get: Callable[..., Any] = zmq.backend.Socket.get
 _UP = zmq.EVENT_HANDSHAKE_SUCCEEDED
 _DOWN = (
@@ -97,8 +98,8 @@ class _Waker:
             self.fds = [self.read, self.write]
 
     def set(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):  # full is as good as set
-            os.write(self.write, (1).to_bytes(8, "little"))
+        with contextlib.suppress(OSError):  # full is as good as set
+            os.write(self.write, _ONE)
 
     def clear(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -294,19 +295,15 @@ class ZmqSockets:
         for _ in range(limit):  # none may starve another
             if source.left:
                 return
-            frames = _recv(source.socket)
-            if frames is None:
+            event = _mail(source.socket) if source is self._mailbox else _receipt(source)
+            if event is None:
                 if source.broken:
                     self.hangup(source.number)
                     yield Closed(source.number, source.broken)
                 return
-            events: list[SocketEvent] = [
-                Mailed(bytes(frames[0]), frames[1:])
-                if source is self._mailbox
-                else Received(source.number, frames)
-            ]
-            del frames
-            yield events.pop()
+            held = [event]
+            del event
+            yield held.pop()
             if not source.broken and not source.left and not _readable(source.socket):
                 self._used.discard(source)
                 return
@@ -361,23 +358,36 @@ def _send_again(to: zmq.Socket[bytes], part: Part, flags: int, copied: bool) -> 
     return _OK
 
 
-def _recv(source: zmq.Socket[bytes]) -> list[Part] | None:
-    """All parts of the next message; None where there is none. One with too many parts or bytes
-    comes cut short, but for the one that is too much, so that ``zpd.wire`` refuses it."""
+def _mail(mailbox: zmq.Socket[bytes]) -> Mailed | None:
+    """The next message, if there is one; its first part is always a route."""
     try:
-        frame = source.recv(_NOW, False)
+        route = _get_part(mailbox, _NOW, True)
     except zmq.Again:
         return None
+    return Mailed(route, _rest(mailbox, _get_part(mailbox, _NOW, False)))
+
+
+def _receipt(source: _Source) -> Received | None:
+    try:
+        frame = _get_part(source.socket, _NOW, False)
+    except zmq.Again:
+        return None
+    return Received(source.number, _rest(source.socket, frame))
+
+
+def _rest(source: zmq.Socket[bytes], frame: Any) -> list[Part]:
+    """This part and all others of its message. One with too many parts or bytes comes cut short,
+    but for the one that is too much, so that ``zpd.wire`` refuses it."""
     parts: list[Part] = []
     size = 0
     while True:
         length = len(frame)
-        if len(parts) <= MAX_PARTS + 1 and size <= MAX_BYTES + MAX_ROUTE:
+        if len(parts) <= MAX_PARTS and size <= MAX_BYTES:
             parts.append(frame.bytes if length < BIG else frame.buffer)
         if not frame.more:
             return parts
         size += length
-        frame = source.recv(_NOW, False)
+        frame = _get_part(source, _NOW, False)
 
 
 def _resolved(address: str) -> str:

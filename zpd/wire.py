@@ -255,7 +255,10 @@ def decode_in(start: bytes, frames: Sequence[Part]) -> tuple[int, Message, tuple
     blobs: tuple[Blob, ...] = ()
     if count > 2 or table != () or cls in BLOBS:
         parts = [memoryview(f) for f in frames[2:]]
-        if len(header) + sum([p.nbytes for p in parts]) > MAX_BYTES - len(MAGIC):
+        size = len(MAGIC) + len(header)
+        for part in parts:
+            size += part.nbytes
+        if size > MAX_BYTES:
             return None
         blobs = _read_blobs(cls, table, parts)
     return seq, _read_fields(cls, fields), blobs
