@@ -39,6 +39,7 @@ from zpd.peers import Peers
 from zpd.place import Place
 from zpd.session import BULK, CONTROL, Order, Session, read_route, route_of
 from zpd.sockets import Dial, Outgoing, Part, SendBack
+from zpd.sums import OFF
 from zpd.wire import PROTOCOL, Blob, Envelope, decode, protocol_of
 
 FROM_CLIENTS = (Ask, Cancel, StatusAsk, Note)  # besides HELLO and heartbeats
@@ -100,7 +101,7 @@ class Links:
                 seq, message, blobs = found
                 if type(message) is not Refused:
                     return self._take(session, seq, message, blobs, now)
-            envelope, message, blobs = decode(frames)
+            envelope, message, blobs = decode(frames, session.agreed)
         except RemoteError as error:
             if error.reason == "protocol" and line.state is State.GREETING:
                 return self._unlike(line, _protocols(frames), now)
@@ -120,7 +121,7 @@ class Links:
             # so the route is right too: it is the one that this session's HELLO named
             if session is not None and (found := session.open(frames)):
                 return self._take(session, *found, now)
-            envelope, message, blobs = decode(frames)
+            envelope, message, blobs = decode(frames, session.agreed if session else OFF)
         except RemoteError as error:
             if error.reason == "protocol" and (of := read_route(route)):
                 return self._answer_other_protocol(route, of, _protocols(frames), now)

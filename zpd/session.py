@@ -60,6 +60,11 @@ class Session:
     _seal: Seal | None = None
     _sealed_for: int = -1  # the peer's incarnation that both name
 
+    @property
+    def agreed(self) -> str:
+        """The checksum that the peer must put in; a client puts in none."""
+        return OFF if self.client else self.checksum
+
     def seal(self, message: Message, blobs: Sequence[Blob] = ()) -> Outgoing:
         """The frames of this session's next message, for its socket."""
         seq = self.next_out
@@ -79,7 +84,7 @@ class Session:
         None where it does not, or where this cannot be told yet. Raises RemoteError."""
         if self._sealed_for != self.peer_incarnation:
             return None
-        return decode_in(self._head_in, frames)
+        return decode_in(self._head_in, frames, self.agreed)
 
     def unsent(self, seq: int) -> bool:
         """Take the last number back, of a frame that the socket did not accept. False: it was not

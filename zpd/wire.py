@@ -223,19 +223,20 @@ def _wrong_with(cls: type) -> type[UserError] | type[ZpdBug]:
     return UserError if cls in TYPED else ZpdBug
 
 
-def decode(
-    frames: Sequence[Part],
-) -> tuple[Envelope, Message, tuple[Blob, ...]]:
+def decode(frames: Sequence[Part], agreed: str = OFF) -> tuple[Envelope, Message, tuple[Blob, ...]]:
     """Read the parts of one message, the routing id already taken off. Blobs share their memory.
 
-    A part may be anything with the buffer protocol. Raises RemoteError with one of ``REASONS``.
+    A part may be anything with the buffer protocol. ``agreed``: the checksum that the sender must
+    put in; OFF: as it likes. Raises RemoteError with one of ``REASONS``.
     """
     header = _check_parts(frames)
     values, name, fields, table = _unpack_header(header)
-    return _read_envelope(values), *_read(name, fields, table, frames)
+    return _read_envelope(values), *_read(name, fields, table, frames, agreed)
 
 
-def decode_in(start: bytes, frames: Sequence[Part]) -> tuple[int, Message, tuple[Blob, ...]] | None:
+def decode_in(
+    start: bytes, frames: Sequence[Part], agreed: str = OFF
+) -> tuple[int, Message, tuple[Blob, ...]] | None:
     """As ``decode``, but with only the seq of the envelope, for a message whose header begins with
     ``start`` (see ``head``): all else of its envelope is known. The short way: None where anything
     before the fields is not plainly right, and ``decode`` then says what. Raises RemoteError."""
@@ -260,7 +261,7 @@ def decode_in(start: bytes, frames: Sequence[Part]) -> tuple[int, Message, tuple
             size += part.nbytes
         if size > MAX_BYTES:
             return None
-        blobs = _read_blobs(cls, table, parts)
+        blobs = _read_blobs(cls, table, parts, agreed)
     return seq, _read_fields(cls, fields), blobs
 
 
@@ -286,14 +287,14 @@ def _check_parts(
 
 
 def _read(
-    name: Any, fields: Any, table: Any, frames: Sequence[Part]
+    name: Any, fields: Any, table: Any, frames: Sequence[Part], agreed: str
 ) -> tuple[Message, tuple[Blob, ...]]:
     if type(name) is not str or name not in _BY_NAME:
         raise RemoteError("message", f"{shown(name)} is not a message of protocol {PROTOCOL}")
     cls = _BY_NAME[name]
     blobs: tuple[Blob, ...] = ()
     if len(frames) > 2 or table != () or cls in BLOBS:
-        blobs = _read_blobs(cls, table, [memoryview(f) for f in frames[2:]])
+        blobs = _read_blobs(cls, table, [memoryview(f) for f in frames[2:]], agreed)
     return _read_fields(cls, fields), blobs
 
 
@@ -373,7 +374,7 @@ def _miscount(cls: type, count: int) -> str:
     return f"{cls.__name__} with {count} blobs; {least} to {most} are allowed"
 
 
-def _read_blobs(cls: type, table: Any, parts: list[memoryview]) -> tuple[Blob, ...]:
+def _read_blobs(cls: type, table: Any, parts: list[memoryview], agreed: str) -> tuple[Blob, ...]:
     if type(table) is not tuple or len(table) != len(parts):
         raise RemoteError("blob", f"{shown(table)} for {len(parts)} parts is not a blob table")
     if wrong := _miscount(cls, len(parts)):
@@ -387,6 +388,8 @@ def _read_blobs(cls: type, table: Any, parts: list[memoryview]) -> tuple[Blob, .
             raise RemoteError("blob", f"blob {i}: {part.nbytes} bytes came, not {shown(nbytes)}")
         if wrong := _fault(dtype, shape, nbytes):
             raise RemoteError("blob", f"blob {i}: {wrong}")
+        if agreed != OFF and (type(said) is not tuple or said[:1] != (agreed,)):
+            raise RemoteError("checksum", f"blob {i}: {agreed} was agreed on")
         if said is not None and not _holds(said, part):
             raise RemoteError("checksum", f"blob {i}: not the bytes that were sent")
         blobs.append(_blob({"dtype": dtype, "shape": shape, "data": part}))

@@ -33,6 +33,7 @@ from zpd.place import Place
 from zpd.requests import Sampling
 from zpd.session import route_of
 from zpd.sockets import Dial, Hangup, Outgoing, SendBack, SendOn
+from zpd.sums import OFF
 from zpd.topology import Timeouts
 from zpd.wire import PROTOCOL, Blob, Envelope, decode, encode
 
@@ -71,10 +72,11 @@ class Bench:
 
     def answer(
         self, number: int, message: Message, seq: int, source: str = A, incarnation: int = 3,
-        **envelope: Any,
+        blobs: Sequence[Blob] = (), checksum: str = OFF, **envelope: Any,
     ) -> list[Action]:  # fmt: skip
         head = replace(Envelope(source, incarnation, "me", ME, number, seq), **envelope)
-        return self.links.received(number, encode(head, message), self.now)
+        frames = encode(head, message, blobs, checksum=checksum)
+        return self.links.received(number, frames, self.now)
 
     def open(self, number: int, incarnation: int = 3, role: str = "coordinator") -> list[Action]:
         self.links.connected(number, self.now)
@@ -85,11 +87,12 @@ class Bench:
 
     def mail(
         self, message: Message, seq: int, source: str = B, incarnation: int = 3, session: int = 1,
-        blobs: Sequence[Blob] = (), route: bytes = b"", **envelope: Any,
+        blobs: Sequence[Blob] = (), checksum: str = OFF, route: bytes = b"", **envelope: Any,
     ) -> list[Action]:  # fmt: skip
         head = replace(Envelope(source, incarnation, "me", ME, session, seq), **envelope)
         came = route or route_of(source, incarnation, session)
-        return self.links.mailed(came, encode(head, message, blobs), self.now)
+        frames = encode(head, message, blobs, checksum=checksum)
+        return self.links.mailed(came, frames, self.now)
 
     def hello(
         self, source: str = B, incarnation: int = 3, session: int = 1, link: str = "control",
@@ -382,6 +385,27 @@ def test_messages_in_order_are_delivered(end: int) -> None:
     send, peer = ends(opened())[end]
     for seq in (1, 2, 3):
         assert send(StatusAsk(), seq) == [Deliver(peer, StatusAsk(), ())]
+
+
+@pytest.mark.parametrize("checksum", [OFF, "crc32"])
+def test_who_agreed_on_a_checksum_must_put_it_in(checksum: str) -> None:
+    blobs = (Blob.text("x"),)
+    bench = Bench(place(checksum="sum64"))
+    number = bench.start()[0].number
+    bench.open(number)
+    assert reasons(bench.answer(number, Note("n"), 1, blobs=blobs, checksum=checksum)) == [
+        "checksum"
+    ]
+    assert of(Deliver, bench.answer(number, Note("n"), 1, blobs=blobs, checksum="sum64"))
+    bench.hello()
+    assert reasons(bench.mail(Note("n"), 1, blobs=blobs, checksum=checksum)) == ["checksum"]
+    assert of(Deliver, bench.mail(Note("n"), 1, blobs=blobs, checksum="sum64"))
+
+
+def test_a_client_puts_no_checksum_in() -> None:
+    bench = Bench(place(checksum="sum64"))
+    bench.client()
+    assert of(Deliver, bench.mail(Note("n"), 1, "you", 1, blobs=(Blob.text("x"),)))
 
 
 @pytest.mark.parametrize("end", [0, 1], ids=["dialled", "inbound"])
