@@ -86,9 +86,10 @@ class Loop:
         runtime = self.runtime
         runtime.start()
         looked = fired = self._clock()
+        due = runtime.due()
         while not runtime.stopping:
             # At least once a heartbeat: whoever has neither peers nor sessions has nothing due.
-            wait = min(runtime.due() - self._clock(), self._times.heartbeat)
+            wait = min(due - self._clock(), self._times.heartbeat)
             count = 0
             for event in self.sockets.poll(wait, BATCH):
                 count += 1
@@ -98,8 +99,9 @@ class Loop:
                 self._take_results()
             now = self._clock()
             # What is still unread is no silence, but heartbeats must leave in a flood too.
+            due = now
             if count < BATCH or now - fired > self._times.heartbeat / 2:
-                self._fire(now)
+                due = self._fire(now)
                 fired = now
             if now - looked >= self._times.heartbeat:
                 looked = now
@@ -115,11 +117,13 @@ class Loop:
             self.runtime.call(*result)
         self.sockets.wake()  # there may be more
 
-    def _fire(self, now: float) -> None:
+    def _fire(self, now: float) -> float:
+        """When the next is due, as ``Runtime.due``."""
         for _ in range(BATCH):
-            if self.runtime.due() > now:
-                return
+            if (due := self.runtime.due()) > now:
+                return due
             self.runtime.fire()
+        return now
 
     # ---- Ports -------------------------------------------------------------------------------
 

@@ -109,13 +109,11 @@ class Runtime:
 
     def handle(self, event: SocketEvent) -> None:
         links, now = self.links, self.now()
-        if type(event) is Mailed:  # these two are most of all, and a match is slow
-            self._do(links.mailed(*event, now))
-            return
-        if type(event) is Received:
-            self._do(links.received(*event, now))
-            return
         match event:
+            case Mailed():
+                self._do(links.mailed(*event, now))
+            case Received():
+                self._do(links.received(*event, now))
             case Connected(number):
                 self._do(links.connected(number, now))
             case Closed(number, why):
