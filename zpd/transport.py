@@ -198,8 +198,8 @@ class ZmqSockets:
         return _send(dialled.socket, outgoing.frames)
 
     def poll(self, timeout: float, limit: int) -> Iterator[SocketEvent]:
-        # A socket's descriptor tells only of what comes after a look at the socket that found
-        # nothing. A send may have read those news, so what was used since is looked at first.
+        # 14. A descriptor tells of what comes after a look at its socket that found nothing, but a
+        # send may have read those news.
         used, self._used = self._used, set()
         ready = [s for s in used if not s.left and _readable(s.socket)]
         gone, self._gone = self._gone, []

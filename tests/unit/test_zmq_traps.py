@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import select
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -173,6 +175,24 @@ def test_a_wake_from_any_thread_ends_a_poll(bench: Bench) -> None:
     sockets.wake()
     assert polled.wait(PATIENCE)
     loop.join()
+
+
+def test_what_a_send_learnt_is_not_forgotten_by_the_next_poll(bench: Bench) -> None:
+    """Trap 14."""
+    a, b = bench.sockets(high_water=10**6), bench.sockets()
+    a.dial(dial(1, b.bind(ANY)))
+    gather(a, until=has(Connected(1)))
+    fd = a._dialled[1].fd
+    a.send(SendOn(1, 0, [b"hello"]))
+    gather(b, until=mails)
+    for n in range(3):
+        b.send(SendBack(b"a#1#1", n, [b"%d" % n]))
+        assert select.select([fd], [], [], PATIENCE)[0]
+        while select.select([fd], [], [], 0)[0]:  # until one has read the news
+            assert a.send(SendOn(1, n, [b"more"])) is Sent.OK
+        begun = time.monotonic()
+        assert list(a.poll(PATIENCE, 1)) == [Received(1, [b"%d" % n])]
+        assert time.monotonic() - begun < PATIENCE / 2
 
 
 def test_an_end_with_frames_for_a_peer_that_never_reads_is_bounded(bench: Bench) -> None:
