@@ -30,6 +30,7 @@ from zpd.topology import Topology
 TIMES = {**QUICK, "heartbeat": 0.5, "suspect": 15.0, "chunk": 60.0, "step": 60.0}
 MEMORY = 64 * 2**20  # bytes that a node may grow by, whatever comes
 NOISE = 0.15  # of all messages: from sockets of which nobody knows how much arrives
+SLOTS = 2
 
 
 @dataclass
@@ -83,7 +84,7 @@ class Flood:
 
 
 def flooded(directory: Path, count: int) -> Iterator[Flood]:
-    config = write_config(directory, timeouts=TIMES, sections={"decode": {"source_slots": 2}})
+    config = write_config(directory, timeouts=TIMES, sections={"decode": {"source_slots": SLOTS}})
     run_dir = directory / "run"
     with started(config, run_dir) as running:
         topology = load(config)
@@ -95,7 +96,8 @@ def flooded(directory: Path, count: int) -> Iterator[Flood]:
         first.right()
         flood.before = {name: flood.status(name) for name in processes}
         sizes = {name: p.memory_info().rss for name, p in processes.items()}
-        files = {name: p.num_fds() for name, p in processes.items()}
+        # A stage maps a slot's memory when it first writes there: so far it may have used one slot.
+        files = {name: p.num_fds() + SLOTS - 1 for name, p in processes.items()}
         with ThreadPoolExecutor(len(processes)) as pool:
             senders = [pool.submit(flood.send, name) for name in processes]
             while not all(s.done() for s in senders):
