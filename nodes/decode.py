@@ -19,8 +19,9 @@ from nodes.sampling import finish_reason
 from zpd.actor import Actor, Context, Progress
 from zpd.errors import Outcome, RemoteError
 from zpd.ids import NO_TERM, Attempt
+from zpd.lanecache import OFF, LaneCache
 from zpd.messages import End, Ended, Grant, Kv, LinkState, Message, Opened, Release, Reserve, Token
-from zpd.owner import Action, Drain, Granted, Owner, StartImport, StopLane
+from zpd.owner import Action, Drain, Granted, KeepLane, Owner, StartImport, StopLane
 from zpd.owner import Ended as OwnerEnded
 from zpd.reservation import Event, Step
 from zpd.slots import Writer
@@ -40,6 +41,7 @@ class _Answer:
     lane: int = -1
     stepping: bool = False  # the first token is out: the lane takes part in decode steps
     n_tokens: int = 0
+    made: list[int] = field(default_factory=list)  # the answer so far, where a cache may want it
     marks: dict[str, float] = field(default_factory=dict)
 
 
@@ -56,11 +58,13 @@ class DecodeNode(Actor):
         super().__init__(context, topology, node)
         check_fit(topology)
         writers = tuple(Writer(s.name, *s.layers) for s in topology.stages)
+        self.engine = engine or decode_engine(topology, node)
+        self.cache = _cache(topology)
+        self.block_bytes = self.engine.block_bytes if self.cache else 0
         self.owner = Owner(
             context.incarnation, topology.source_slots, topology.lanes, writers,
-            topology.prefetch_next,
+            topology.prefetch_next, self.cache,
         )  # fmt: skip
-        self.engine = engine or decode_engine(topology, node)
         self.coordinator = topology.coordinator.name
         self.answers: dict[Attempt, _Answer] = {}
         self.computing = False
@@ -83,6 +87,7 @@ class DecodeNode(Actor):
             "lanes": [str(a) if a else None for a in self.owner.lanes],
             "queue": len(self.owner.queue),
             "prefetch_next": self.owner.prefetch_next,
+            "prefix_cache": self.cache.status(self.block_bytes) if self.cache else {"mode": OFF},
             "suspects": sorted(self.owner.suspects),
             "term": str(self.owner.term),
             "idle": self.owner.idle and not self.answers,
@@ -99,6 +104,11 @@ class DecodeNode(Actor):
             raise error
         self.loaded = True
         self.context.event("node_ready", plan=self.plan())
+        if self.cache:
+            device, host = (n * self.block_bytes for n in self.topology.lane_blocks())
+            self.context.event(
+                "prefix_cache", mode=self.cache.mode, nbytes=device, host_nbytes=host
+            )
         self._tell_open()
 
     def on_message(self, peer: str, message: Message, blobs: tuple[Blob, ...]) -> None:
@@ -134,7 +144,8 @@ class DecodeNode(Actor):
             raise RemoteError("too_long", f"{message.n_prompt} + {message.max_tokens} > {room}")
         self.answers[message.att] = _Answer(message, prompt)
         now = self.context.now()
-        self._do(self.owner.reserve(now, message.att, message.ring, message.n_prompt))
+        seen = tuple(prompt) if self.cache else ()
+        self._do(self.owner.reserve(now, message.att, message.ring, message.n_prompt, seen))
 
     def _kv(self, message: Kv, blobs: tuple[Blob, ...]) -> None:
         """The one place where KV lands: key check, copy and progress in one go, on this thread."""
@@ -177,12 +188,17 @@ class DecodeNode(Actor):
                 self._log(action)
             elif isinstance(action, Granted):
                 self.answers[action.att].granted = self.context.now()
-                self.context.send(self.coordinator, Grant(action.att, action.use, action.waited))
+                if action.cached:
+                    self.engine.begin(action.use.slot)
+                grant = Grant(action.att, action.use, action.waited, action.cached)
+                self.context.send(self.coordinator, grant)
             elif isinstance(action, OwnerEnded):
                 self.answers.pop(action.att, None)
                 self.context.send(self.coordinator, Ended(action.att, action.reason, action.detail))
             elif isinstance(action, StartImport):
                 self._import(action)
+            elif isinstance(action, KeepLane):
+                self._keep(action)
             elif isinstance(action, StopLane):
                 self.answers.pop(action.att, None)
             elif isinstance(action, Drain):
@@ -221,11 +237,14 @@ class DecodeNode(Actor):
             answer.marks["lane"] = started - answer.granted
 
         def copy(progress: Progress) -> str:
-            slot, prompt, digest = start.use.slot, answer.prompt, ""
-            if self.topology.log_level == "debug":
-                digest = self.engine.kv_digest(slot, len(prompt), progress)
-            self.engine.import_slot(slot, start.lane, prompt, request.sampling, progress)
-            return digest
+            slot, lane, prompt = start.use.slot, start.lane, answer.prompt
+            if start.prefix:
+                self.engine.restore(lane, start.prefix, progress)
+            first = len(start.prefix) * self.topology.chunk
+            self.engine.import_slot(slot, lane, prompt, request.sampling, progress, first)
+            if self.topology.log_level != "debug":
+                return ""
+            return self.engine.kv_digest(lane, len(prompt), progress)
 
         def copied(digest: str, error: BaseException | None) -> None:
             self._imported(start, answer, started, digest, error)
@@ -300,6 +319,8 @@ class DecodeNode(Actor):
     def _token(self, att: Attempt, answer: _Answer, token: int) -> None:
         index, request = answer.n_tokens, answer.request
         answer.n_tokens += 1
+        if self.cache:
+            answer.made.append(token)
         finish = finish_reason(
             token, answer.n_tokens, request.max_tokens, request.eos_ids, request.sampling.stop_ids
         )
@@ -307,13 +328,25 @@ class DecodeNode(Actor):
         self.context.send(self.coordinator, Token(att, index, (token,), finish, dict(spans)))
         if finish:
             del self.answers[att]
-            self._do(self.owner.lane_done(self.context.now(), answer.lane))
+            # the last token was never fed to a step, so the lane has no KV of it
+            made = answer.made[:-1]
+            self._do(self.owner.lane_done(self.context.now(), answer.lane, made))
 
     def _compute_failed(self, att: Attempt, what: str, error: BaseException) -> None:
         answer = self.answers.pop(att)
         detail = f"{what}: {type(error).__name__}: {error}"
         self.context.send(self.coordinator, Ended(att, Outcome.DECODE_ERROR, detail))
-        self._do(self.owner.lane_done(self.context.now(), answer.lane))
+        self._do(self.owner.lane_done(self.context.now(), answer.lane, failed=True))
+
+    def _keep(self, keep: KeepLane) -> None:
+        """Before any import into that lane, as the worker is FIFO."""
+
+        def kept(_: Any, error: BaseException | None) -> None:
+            if error is not None and self.cache:
+                self.cache.lost(keep.copies)
+                self.context.event("prefix_not_kept", why=f"{type(error).__name__}: {error}")
+
+        self.context.submit(lambda p: self.engine.keep(keep.lane, keep.copies, p), kept)
 
     # ---- membership --------------------------------------------------------------------------
 
@@ -362,3 +395,9 @@ class DecodeNode(Actor):
         """Answer everyone who waits here."""
         for att in list(self.answers):
             self.context.send(self.coordinator, Ended(att, Outcome.SHUTTING_DOWN, why))
+
+
+def _cache(topology: Topology) -> LaneCache | None:
+    if topology.prefix_cache == OFF:
+        return None
+    return LaneCache(topology.prefix_cache, topology.chunk, *topology.lane_blocks())

@@ -6,6 +6,7 @@ No torch: any engine's KV lands as the plain numbers that its blobs hold (bfloat
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,10 @@ class KvShape:
     @property
     def row(self) -> tuple[int, int, int, int, int]:
         return (self.layers, 2, self.kv_heads, self.max_tokens, self.head_dim)
+
+    def pool(self, blocks: int, chunk: int) -> tuple[int, int, int, int, int, int]:
+        """Blocks that each hold a whole chunk: see ``nodes.blocks``."""
+        return (blocks, self.layers, 2, self.kv_heads, chunk, self.head_dim)
 
 
 class SourceSlots:
@@ -70,11 +75,13 @@ class SourceSlots:
         part[:, 0] = k.numpy()
         part[:, 1] = v.numpy()
 
-    def digest(self, slot: int, stop: int, progress: Progress) -> str:
-        """SHA-256, in hex, of the slot's KV [0, stop): layer by layer, K then V, each
-        [kv_heads, stop, head_dim]. So it does not depend on how the ring is split."""
-        found = hashlib.sha256()
-        for layer in self.kv[slot]:
-            found.update(np.ascontiguousarray(layer[:, :, :stop]))
-            progress.bump()
-        return found.hexdigest()
+
+def digest(layers: Iterable[np.ndarray[Any, Any]], stop: int, progress: Progress) -> str:
+    """SHA-256, in hex, of one sequence's KV [0, stop): layer by layer ([2, kv_heads, tokens,
+    head_dim]), K then V, each [kv_heads, stop, head_dim]. So it does not depend on how the ring is
+    split."""
+    found = hashlib.sha256()
+    for layer in layers:
+        found.update(np.ascontiguousarray(layer[:, :, :stop]))
+        progress.bump()
+    return found.hexdigest()

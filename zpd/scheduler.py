@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from zpd.attempt import Live, Phase, Request
 from zpd.errors import Outcome, RemoteError
-from zpd.ids import Attempt, Use
+from zpd.ids import Attempt, Block, Use
 from zpd.messages import (
     Close,
     Ended,
@@ -27,9 +27,11 @@ from zpd.messages import (
     Token,
 )
 from zpd.ring import RingOpener, RingState
+from zpd.ringcache import RingCache
 from zpd.topology import Topology
 from zpd.window import OutOfOrder, Window
 
+NOTHING: tuple[Block, ...] = ()
 OWNER_REASONS = {  # the owner's word -> what the client is told
     "stage_lost": Outcome.STAGE_LOST,
     "stage_error": Outcome.STAGE_ERROR,
@@ -94,6 +96,8 @@ class Scheduler:
         self.window = Window(topology.prefill_depth, topology.prefill_bytes)
         self.window_moved = 0.0  # when the window last sent its first op or got a reply
         self.ring = RingOpener(incarnation)
+        blocks = topology.stage_blocks()
+        self.kept = RingCache(topology.chunk, blocks) if blocks else None
         self.up: dict[str, int] = {}  # peer -> incarnation
         self.down: dict[str, str] = dict.fromkeys((self.owner, *self.stages), "not seen yet")
         self.head_link = False  # our bulk link to the head
@@ -167,7 +171,9 @@ class Scheduler:
             return []  # it ended before the grant; its RELEASE said that nothing was sent
         if live.phase is not Phase.RESERVE:
             raise RemoteError("wrong_phase", f"GRANT for {message.att} in {live.phase}")
-        live.phase, live.use = Phase.PREFILL, message.use
+        if message.cached >= live.n_prompt or message.cached % self.topology.chunk:
+            raise RemoteError("wrong_range", f"{message.cached} of {live.n_prompt} tokens cached")
+        live.phase, live.use, live.cached = Phase.PREFILL, message.use, message.cached
         live.granted = live.progress = now
         live.waited = message.waited
         return self._refill(now)
@@ -211,6 +217,8 @@ class Scheduler:
             raise RemoteError("stale_term", f"reply of term {message.ring.term}")
         self.window.reply(_key(message))
         self.window_moved = now
+        if self.kept:
+            self.kept.replied(message.att, message.last, message.skip)
         actions = self._refill(now)
         live = self.live.get(message.att)
         if live is None or live.use != message.use:
@@ -334,10 +342,18 @@ class Scheduler:
                     return actions
                 if not self.window:
                     self.window_moved = now
+                restore = NOTHING
+                if self.kept and not start:
+                    restore = self.kept.restore(live.att, live.request.prompt)
+                    start = live.restored = len(restore) * self.topology.chunk
+                    stop = min(start + self.topology.chunk, live.n_prompt)
                 self.seq += 1
                 last = stop == live.n_prompt
                 ring = self.ring.ring
-                op = Prefill(ring, live.use, live.att, self.seq, start, stop, last)
+                op = Prefill(
+                    ring, live.use, live.att, self.seq, start, stop, last, cached=live.cached,
+                    restore=restore,
+                )  # fmt: skip
                 self.window.send(_key(op), nbytes)
                 live.sent = stop
                 actions.append(Send(self.head, op, live.request.prompt[start:stop], bulk=True))
@@ -347,7 +363,12 @@ class Scheduler:
 
     def _close(self, live: Live, use: Use) -> Send:
         live.closed = True
-        return Send(self.head, Close(self.ring.ring, use), bulk=True)
+        first, keep = 0, NOTHING
+        if self.kept and live.sent == live.n_prompt:
+            first, keep = self.kept.keep(live.att, live.request.prompt)
+        elif self.kept:
+            self.kept.ended(live.att)
+        return Send(self.head, Close(self.ring.ring, use, first, keep), bulk=True)
 
     def _end(self, now: float, live: Live, outcome: Outcome, detail: str) -> list[Action]:
         """The one way out. The ring is told in band (CLOSE), the owner by RELEASE, the client at
@@ -390,6 +411,8 @@ class Scheduler:
             return []
         stages = tuple(self.up[s] for s in self.stages)
         message = self.ring.open(now, stages, self.up[self.owner], self.times.handshake)
+        if self.kept:
+            self.kept.forget()
         return [Send(self.head, message, bulk=True)]
 
 

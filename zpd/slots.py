@@ -31,6 +31,7 @@ class Waiting:
     ring: Ring
     n_prompt: int
     since: float
+    prompt: tuple[int, ...] = ()  # only where a cache looks at it
 
 
 @dataclass
@@ -85,9 +86,10 @@ class Slot:
     def use(self, owner: int) -> Use:
         return Use(owner, self.reservation.slot, self.reservation.epoch, SEGMENT)
 
-    def grant(self, turn: int, waiting: Waiting) -> list[Step]:
+    def grant(self, turn: int, waiting: Waiting, cached: int = 0) -> list[Step]:
+        """``cached``: the KV [0, cached) of the prompt is not sent."""
         self.holder, self.turn = waiting, turn
-        self.landed = dict.fromkeys(self.writers, 0)
+        self.landed = dict.fromkeys(self.writers, cached)
         self.hidden, self.lane, self.imported = False, -1, False
         return self.reservation.grant(self.writers)
 

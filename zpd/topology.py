@@ -13,7 +13,7 @@ from math import ceil
 from types import MappingProxyType
 from typing import Any
 
-from zpd import prefetch
+from zpd import lanecache, prefetch
 
 ROLES = ("coordinator", "prefill", "decode")
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -78,6 +78,10 @@ class Topology:
     source_slots: int = 1
     routing: str = prefetch.REMOTE  # where a prompt is prefilled: by the ring, and only there
     prefetch_next: bool = False  # the ring prefills the next request while the lane decodes one
+    prefix_cache: str = lanecache.OFF  # whether the decode node keeps KV of finished requests ...
+    prefix_cache_tokens: int = 8192  # ... so much of it where the lanes are ...
+    host_cache_tokens: int = 0  # ... and so much more in host memory
+    stage_cache_tokens: int = 0  # so much KV of finished prompts is kept by each stage
     max_queue: int = 256  # requests that wait
     run_dir: str = "runs"
     log_level: str = "info"
@@ -125,6 +129,16 @@ class Topology:
         onward = after[0] if after else c
         return ((c, "control"), (d, "control"), (onward, "bulk"), (d, "bulk"))
 
+    def lane_blocks(self) -> tuple[int, int]:
+        """Chunks that the decode node's caches have room for: where the lanes are, on the host."""
+        if self.prefix_cache == lanecache.OFF:
+            return 0, 0
+        return self.prefix_cache_tokens // self.chunk, self.host_cache_tokens // self.chunk
+
+    def stage_blocks(self) -> int:
+        """Chunks that each stage's prefix cache has room for."""
+        return self.stage_cache_tokens // self.chunk
+
     def high_water(self) -> int:
         """Messages that one queue must hold: all KV of every source slot, a window of ops, an
         answer of single tokens; twice that, so that a full queue is an alarm."""
@@ -145,6 +159,8 @@ class Topology:
             "lanes": str(self.lanes),
             "source_slots": str(self.source_slots),
             "prefetch_next": str(self.prefetch_next).lower(),
+            "prefix_cache": self.prefix_cache,
+            "[prefill] prefix_cache_tokens": str(self.stage_cache_tokens),
             "name": self.name,
             "topology": self.fingerprint(),  # last, as what it says best is said by a key above
         }

@@ -1,6 +1,6 @@
 """Pure. Room 4: a message with its blobs <-> the frames that carry it. See ``docs/wire.md``.
 
-    [b"ZPD1"] [header: msgpack [envelope, name, fields, blob table]] [raw bytes of each blob...]
+    [b"ZPD2"] [header: msgpack [envelope, name, fields, blob table]] [raw bytes of each blob...]
 
 Two rules: what a peer sent is checked before anything is made of it, and whatever is wrong ends in
 ``RemoteError`` with one of ``REASONS``; a blob's bytes are never copied and never interpreted.
@@ -21,7 +21,7 @@ from zpd.errors import RemoteError, UserError, ZpdBug
 from zpd.messages import MESSAGES, Ask, Cancel, Kv, Message, Note, Prefill, Reserve, Status
 from zpd.schema import MAX_ITEMS, SchemaError, as_list, as_map, shown
 
-PROTOCOL = 1
+PROTOCOL = 2
 FAMILY = b"ZPD"
 MAGIC = FAMILY + b"%d" % PROTOCOL
 

@@ -40,6 +40,8 @@ CHANGES: dict[str, Topology] = {
     "lanes": changed(lanes=2),
     "source_slots": changed(source_slots=2),
     "prefetch_next": changed(prefetch_next=True),
+    "prefix_cache": changed(prefix_cache="exact"),
+    "[prefill] prefix_cache_tokens": changed(stage_cache_tokens=64),
     "name": changed(name="other"),
     "topology": node("decode", address="tcp://127.0.0.1:98"),
 }

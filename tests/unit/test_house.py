@@ -17,7 +17,7 @@ PURE = {
     "errors", "ids", "requests", "messages", "schema", "wire", "window", "reservation", "slots",
     "owner", "ring", "attempt", "scheduler", "topology", "actor", "events", "actions", "greeting",
     "peers", "place", "session", "facts", "mismatches", "sockets", "links", "lines", "inbound",
-    "address",
+    "address", "prefixes", "lanecache", "ringcache",
 }  # fmt: skip
 IO_LIBRARIES = {
     "zmq", "socket", "selectors", "threading", "subprocess", "time", "signal", "fcntl", "tomllib",

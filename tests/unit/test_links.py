@@ -266,7 +266,7 @@ def test_who_says_hello_is_dialled_soon() -> None:
 # ---- greeting ------------------------------------------------------------------------------------
 
 REFUSED_HELLOS: list[tuple[str, dict[str, Any], Refused]] = [
-    ("protocol", {"protocol": 9}, Refused("mismatch", "protocol", "1", "9")),
+    ("protocol", {"protocol": 9}, Refused("mismatch", "protocol", str(PROTOCOL), "9")),
     ("role", {"role": "decode"}, Refused("mismatch", "role", "prefill", "decode")),
     ("fact", {"facts": {**FACTS, "model": "m2"}}, Refused("mismatch", "model", "m1", "m2")),
     ("link", {"source": A, "link": "bulk"}, Refused("link", "link", "not in the topology", "bulk")),
@@ -644,7 +644,7 @@ def test_a_client_is_welcome_whatever_its_facts_and_is_no_peer() -> None:
 
 
 REFUSED_CLIENTS: list[tuple[str, dict[str, Any], Refused]] = [
-    ("protocol", {"protocol": 2}, Refused("mismatch", "protocol", "1", "2")),
+    ("protocol", {"protocol": 1}, Refused("mismatch", "protocol", str(PROTOCOL), "1")),
     ("bulk", {"link": "bulk"}, Refused("link", "link", "control", "bulk")),
     ("name", {"name": "x" * 65}, Refused("client_name", "name", "1 to 64 characters", "x" * 65)),
     ("unseen", {"name": "x\n"}, Refused("client_name", "name", "1 to 64 characters", "x\n")),

@@ -21,7 +21,7 @@ from zpd.messages import (
 )
 from zpd.requests import Sampling
 from zpd.schema import MAX_ITEMS
-from zpd.wire import MAGIC, MAX_PARTS, Blob, Envelope
+from zpd.wire import MAGIC, MAX_PARTS, PROTOCOL, Blob, Envelope
 
 ENVELOPE = Envelope("coordinator", 7, "stage0", 3, 2, 41)
 ATT = Attempt(1, 2)
@@ -196,10 +196,13 @@ def test_what_is_no_zpd_is_refused(magic: bytes) -> None:
     assert refusal(magic, ENCODED_BEAT).reason == "magic"
 
 
-@pytest.mark.parametrize("magic", [b"ZPD2", b"ZPD11", b"ZPD9999"])
+@pytest.mark.parametrize("magic", [b"ZPD1", b"ZPD11", b"ZPD9999"])
 def test_another_protocol_is_refused_by_name(magic: bytes) -> None:
     error = refusal(magic, ENCODED_BEAT)
-    assert (error.reason, error.detail) == ("protocol", f"{magic[3:].decode()}; 1 is spoken here")
+    assert (error.reason, error.detail) == (
+        "protocol",
+        f"{magic[3:].decode()}; {PROTOCOL} is spoken here",
+    )
 
 
 @pytest.mark.parametrize("count", [0, 1, MAX_PARTS + 1, 1000])
