@@ -204,7 +204,7 @@ def cancel_everywhere(seed: int, moments: range) -> None:
     world = Caching(caching(prefetch_next=bool(seed % 2)), seed)
     world.one(LONG[:10])
     for when in moments:
-        asked = LONG[:20] + prompt(when, 3)
+        asked = LONG[:20] + prompt(when, 14)
         answer = world.user.ask(asked, max_tokens=8)
         world.run_until(lambda answer=answer: answer.uid)
         for _ in range(when):
@@ -248,9 +248,23 @@ def test_a_request_that_fails_in_the_ring_is_kept_by_nobody() -> None:
     answer = world.one(LONG)
     assert answer.outcome == Outcome.STAGE_ERROR and "a bad chunk" in answer.done[0].detail
     assert world.cache.index.sizes() == [0, 0] and world.ring_cache.index.sizes() == [0]
+    assert world.actor("prefill-1").engine._blocks._holds == {}
     engine.forward = forward
     right(world.one(LONG), LONG, 3)
     assert world.used(world.answers[-1]) == (0, 0)
+
+
+@pytest.mark.parametrize("method", ["import_slot", "first", "step"])
+def test_a_lane_whose_compute_failed_is_kept_by_nobody(method: str) -> None:
+    world = Caching(caching(stage_cache_tokens=0))
+    engine = world.actor("decode").engine
+    works = getattr(engine, method)
+    setattr(engine, method, lambda *a: 1 / 0)
+    assert world.one(LONG).outcome == Outcome.DECODE_ERROR
+    assert world.cache.index.sizes() == [0, 0]
+    setattr(engine, method, works)
+    right(world.one(LONG), LONG, 3)
+    assert world.used(world.one(LONG)) == (20, 0)
 
 
 def test_a_stage_that_lacks_what_it_should_restore_fails_by_name() -> None:
@@ -292,6 +306,8 @@ def test_a_restart_empties_its_caches(node: str) -> None:
     if node == "coordinator":
         world.user = world.client()
         world.run_until(lambda: world.status(world.user.name)["links"][0]["state"] == "open")
+    for stage in ("prefill-0", "prefill-1"):
+        assert world.actor(stage).engine._blocks._holds == {}
     cached = 0 if node == "decode" else 20
     answer = world.one(LONG)
     right(answer, LONG, 3)
