@@ -58,13 +58,13 @@ class DecodeNode(Actor):
         super().__init__(context, topology, node)
         check_fit(topology)
         writers = tuple(Writer(s.name, *s.layers) for s in topology.stages)
-        self.engine = engine or decode_engine(topology, node)
         self.cache = _cache(topology)
-        self.block_bytes = self.engine.block_bytes if self.cache else 0
         self.owner = Owner(
             context.incarnation, topology.source_slots, topology.lanes, writers,
             topology.prefetch_next, self.cache,
         )  # fmt: skip
+        self.engine = engine or decode_engine(topology, node)
+        self.block_bytes = self.engine.block_bytes if self.cache else 0
         self.coordinator = topology.coordinator.name
         self.answers: dict[Attempt, _Answer] = {}
         self.computing = False
