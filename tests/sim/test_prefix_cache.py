@@ -229,9 +229,9 @@ def test_cancel_at_any_time(seed: int) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed", range(4, 16))
+@pytest.mark.parametrize("seed", range(4, 9))
 def test_cancel_at_every_time(seed: int) -> None:
-    cancel_everywhere(seed, range(0, 160, 3))
+    cancel_everywhere(seed, range(0, 160, 5))
 
 
 def test_a_request_that_fails_in_the_ring_is_kept_by_nobody() -> None:
@@ -318,7 +318,7 @@ def test_a_restart_empties_its_caches(node: str) -> None:
 
 
 @pytest.mark.parametrize("node", ["prefill-0", "prefill-1", "decode"])
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=FULL) for n in range(2, 12))])
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=FULL) for n in range(2, 7))])
 def test_a_node_dies_at_any_time(node: str, seed: int) -> None:
     rng = random.Random(seed)
     world = Caching(caching(), seed)
@@ -386,7 +386,7 @@ def test_eviction_under_load(seed: int, sizes: dict[str, Any]) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda s: "-".join(map(str, s.values())))
-@pytest.mark.parametrize("seed", range(100, 112))
+@pytest.mark.parametrize("seed", range(100, 105))
 def test_eviction_under_load_many_seeds(seed: int, sizes: dict[str, Any]) -> None:
     load(seed, 4, **sizes)
 
