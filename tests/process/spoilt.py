@@ -129,7 +129,7 @@ def _too_big(pick: random.Random, envelope: Envelope) -> Spoilt:
 
 
 def _other_protocol(pick: random.Random, envelope: Envelope) -> Spoilt:
-    number = pick.choice((0, 2, 9, 9999))
+    number = pick.choice((0, PROTOCOL + 1, PROTOCOL + 7, 9999))
     # Protocol 0 is none, so those bytes are not of zpd at all.
     return Spoilt([b"ZPD%d" % number, b"whatever"], "protocol" if number else "magic")
 
