@@ -21,6 +21,7 @@ from nodes.segments import Files, Segments, SharedMemory
 from zpd.actor import Actor, Context, Progress
 from zpd.errors import Outcome, RemoteError
 from zpd.ids import NO_TERM, Attempt
+from zpd.lanecache import OFF, LaneCache
 from zpd.messages import (
     End,
     Ended,
@@ -36,7 +37,16 @@ from zpd.messages import (
     ReserveLane,
     Token,
 )
-from zpd.owner import Action, Drain, Granted, LaneGranted, Owner, StartImport, StopLane
+from zpd.owner import (
+    Action,
+    Drain,
+    Granted,
+    KeepLane,
+    LaneGranted,
+    Owner,
+    StartImport,
+    StopLane,
+)
 from zpd.owner import Ended as OwnerEnded
 from zpd.prefetch import REMOTE
 from zpd.reservation import Event, Step
@@ -58,6 +68,7 @@ class _Answer:
     lane: int = -1
     stepping: bool = False  # the first token is out: the lane takes part in decode steps
     n_tokens: int = 0
+    made: list[int] = field(default_factory=list)  # the answer so far, where a cache may want it
     marks: dict[str, float] = field(default_factory=dict)
 
 
@@ -81,11 +92,13 @@ class DecodeNode(Actor):
         self.memory: SharedMemory | None = None
         if self.segments is not None:
             self.memory = SharedMemory(self.segments, context.incarnation, must)
+        self.cache = _cache(topology)
         self.owner = Owner(
             context.incarnation, topology.source_slots, topology.lanes, writers,
-            topology.prefetch_next,
+            topology.prefetch_next, self.cache,
         )  # fmt: skip
         self.engine = engine or decode_engine(topology, node, self.memory)
+        self.block_bytes = self.engine.block_bytes if self.cache else 0
         self.coordinator = topology.coordinator.name
         self.answers: dict[Attempt, _Answer] = {}
         self.computing = False
@@ -116,6 +129,7 @@ class DecodeNode(Actor):
                 "most": self.owner.retired.room,
             },
             "prefilled_here": self.local,
+            "prefix_cache": self.cache.status(self.block_bytes) if self.cache else {"mode": OFF},
             "suspects": sorted(self.owner.suspects),
             "term": str(self.owner.term),
             "idle": self.owner.idle and not self.answers,
@@ -139,6 +153,11 @@ class DecodeNode(Actor):
             )
         self.context.event("node_ready", plan=self.plan())
         self._tell_loaded()
+        if self.cache:
+            device, host = (n * self.block_bytes for n in self.topology.lane_blocks())
+            self.context.event(
+                "prefix_cache", mode=self.cache.mode, nbytes=device, host_nbytes=host
+            )
         self._tell_open()
 
     def on_message(self, peer: str, message: Message, blobs: tuple[Blob, ...]) -> None:
@@ -179,7 +198,8 @@ class DecodeNode(Actor):
         if isinstance(message, ReserveLane):
             self._do(self.owner.reserve_lane(now, message.att, message.n_prompt))
         else:
-            self._do(self.owner.reserve(now, message.att, message.ring, message.n_prompt))
+            seen = tuple(prompt) if self.cache else ()
+            self._do(self.owner.reserve(now, message.att, message.ring, message.n_prompt, seen))
 
     def _kv(self, message: Kv, blobs: tuple[Blob, ...]) -> None:
         """The one place where KV lands: key check, copy and progress in one go, on this thread."""
@@ -231,7 +251,10 @@ class DecodeNode(Actor):
                 self._log(action)
             elif isinstance(action, Granted):
                 self.answers[action.att].granted = self.context.now()
-                self.context.send(self.coordinator, Grant(action.att, action.use, action.waited))
+                if action.cached:
+                    self.engine.begin(action.use.slot)
+                grant = Grant(action.att, action.use, action.waited, action.cached)
+                self.context.send(self.coordinator, grant)
             elif isinstance(action, LaneGranted):
                 answer = self.answers[action.att]
                 answer.granted, answer.lane = self.context.now(), action.lane
@@ -242,6 +265,8 @@ class DecodeNode(Actor):
                 self.context.send(self.coordinator, Ended(action.att, action.reason, action.detail))
             elif isinstance(action, StartImport):
                 self._import(action)
+            elif isinstance(action, KeepLane):
+                self._keep(action)
             elif isinstance(action, StopLane):
                 self.answers.pop(action.att, None)
             elif isinstance(action, Drain):
@@ -301,11 +326,14 @@ class DecodeNode(Actor):
             answer.marks["lane"] = started - answer.granted
 
         def copy(progress: Progress) -> str:
-            slot, prompt, digest = start.use.slot, answer.prompt, ""
-            if self.topology.log_level == "debug":
-                digest = self.engine.kv_digest(slot, len(prompt), progress)
-            self.engine.import_slot(slot, start.lane, prompt, request.sampling, progress)
-            return digest
+            slot, lane, prompt = start.use.slot, start.lane, answer.prompt
+            if start.prefix:
+                self.engine.restore(lane, start.prefix, progress)
+            first = len(start.prefix) * self.topology.chunk
+            self.engine.import_slot(slot, lane, prompt, request.sampling, progress, first)
+            if self.topology.log_level != "debug":
+                return ""
+            return self.engine.kv_digest(lane, len(prompt), progress)
 
         def copied(digest: str, error: BaseException | None) -> None:
             self._imported(start, answer, started, digest, error)
@@ -426,6 +454,8 @@ class DecodeNode(Actor):
     def _token(self, att: Attempt, answer: _Answer, token: int) -> None:
         index, request = answer.n_tokens, answer.request
         answer.n_tokens += 1
+        if self.cache:
+            answer.made.append(token)
         finish = finish_reason(
             token, answer.n_tokens, request.max_tokens, request.eos_ids, request.sampling.stop_ids
         )
@@ -433,13 +463,25 @@ class DecodeNode(Actor):
         self.context.send(self.coordinator, Token(att, index, (token,), finish, dict(spans)))
         if finish:
             del self.answers[att]
-            self._do(self.owner.lane_done(self.context.now(), answer.lane))
+            # the last token was never fed to a step, so the lane has no KV of it
+            made = answer.made[:-1]
+            self._do(self.owner.lane_done(self.context.now(), answer.lane, made))
 
     def _compute_failed(self, att: Attempt, what: str, error: BaseException) -> None:
         answer = self.answers.pop(att)
         detail = f"{what}: {type(error).__name__}: {error}"
         self.context.send(self.coordinator, Ended(att, Outcome.DECODE_ERROR, detail))
-        self._do(self.owner.lane_done(self.context.now(), answer.lane))
+        self._do(self.owner.lane_done(self.context.now(), answer.lane, failed=True))
+
+    def _keep(self, keep: KeepLane) -> None:
+        """Before any import into that lane, as the worker is FIFO."""
+
+        def kept(_: Any, error: BaseException | None) -> None:
+            if error is not None and self.cache:
+                self.cache.lost(keep.copies)
+                self.context.event("prefix_not_kept", why=f"{type(error).__name__}: {error}")
+
+        self.context.submit(lambda p: self.engine.keep(keep.lane, keep.copies, p), kept)
 
     # ---- membership --------------------------------------------------------------------------
 
@@ -495,3 +537,9 @@ class DecodeNode(Actor):
             self.context.send(self.coordinator, Ended(att, Outcome.SHUTTING_DOWN, why))
         if self.segments is not None:
             self.segments.clear()
+
+
+def _cache(topology: Topology) -> LaneCache | None:
+    if topology.prefix_cache == OFF:
+        return None
+    return LaneCache(topology.prefix_cache, topology.chunk, *topology.lane_blocks())

@@ -134,6 +134,26 @@ WRONG: dict[str, tuple[str, tuple[str, ...]]] = {
         swap('"toy"', '"./m"\nlayers = 4\ntoy_seconds = 0.5'),
         ("[model] toy_seconds = 0.5", "only the model toy"),
     ),
+    "prefix cache mode": (
+        swap("lanes = 1", 'lanes = 1\nprefix_cache = "inexcat"'),
+        ('[decode] prefix_cache = "inexcat"', "off, exact, inexact", "did you mean inexact?"),
+    ),
+    "prefix cache below a chunk": (
+        swap("lanes = 1", 'lanes = 1\nprefix_cache = "exact"\nprefix_cache_tokens = 15'),
+        ("[decode] prefix_cache_tokens = 15", "from [prefill] chunk = 16 on"),
+    ),
+    "host cache below a chunk": (
+        swap("lanes = 1", 'lanes = 1\nprefix_cache = "exact"\nhost_cache_tokens = 1'),
+        ("[decode] host_cache_tokens = 1", "from [prefill] chunk = 16 on"),
+    ),
+    "stage cache below a chunk": (
+        swap("chunk = 16", "chunk = 16\nprefix_cache_tokens = 9"),
+        ("[prefill] prefix_cache_tokens = 9", "from [prefill] chunk = 16 on"),
+    ),
+    "stage cache beyond a message": (
+        swap("chunk = 16", "chunk = 16\nprefix_cache_tokens = 65537"),
+        ("[prefill] prefix_cache_tokens = 65537", "to 4096 of them = 65536"),
+    ),
     "number as text": (
         swap("chunk = 16", 'chunk = "16"'),
         ('[prefill] chunk = "16"', "must be a whole number from 1 to"),
@@ -387,6 +407,17 @@ def test_the_explained_config_shows_every_key_and_its_default(zpd_home: Path) ->
     t = load(CONFIGS / "local-2stage.toml")
     bare = Topology(t.name, t.file, t.model, t.nodes)
     assert t == bare
+
+
+def test_caches(tmp_path: Path) -> None:
+    """Whole chunks; off is off whatever its budget says."""
+    file = tmp_path / "t.toml"
+    budgets = "prefix_cache_tokens = 50\nhost_cache_tokens = 40"
+    text = swap("chunk = 16", "chunk = 16\nprefix_cache_tokens = 33")
+    for mode, blocks in (("off", (0, 0)), ("exact", (3, 2)), ("inexact", (3, 2))):
+        said = f'lanes = 1\nprefix_cache = "{mode}"\n{budgets}'
+        file.write_text(text.replace("lanes = 1", said))
+        assert (load(file).lane_blocks(), load(file).stage_blocks()) == (blocks, 2)
 
 
 def test_every_reader_says_what_it_allows() -> None:

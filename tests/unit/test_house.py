@@ -18,7 +18,7 @@ PURE = {
     "retired", "order", "depth", "slots", "owner", "ring", "attempt", "scheduler", "topology",
     "actor", "events", "actions", "greeting", "peers", "place", "session", "facts",
     "mismatches", "sockets", "links", "lines", "inbound", "address", "sums", "prefetch",
-    "routing",
+    "routing", "prefixes", "lanecache", "ringcache",
 }  # fmt: skip
 IO_LIBRARIES = {
     "zmq", "socket", "selectors", "threading", "subprocess", "time", "signal", "fcntl", "tomllib",

@@ -93,6 +93,14 @@ class World:
         return [(f.live.request.uid, f.outcome) for f in self.finished]
 
 
+@pytest.mark.parametrize("cached", [3, 12, 16])
+def test_a_grant_that_claims_a_cached_part_of_a_chunk_or_all_is_refused(cached: int) -> None:
+    w = World()
+    w.ask("u", 12)
+    with pytest.raises(RemoteError, match="wrong_range"):
+        w.s.granted(0.0, Grant(att(1), Use(900, 0, 1, 0), 0.0, cached))
+
+
 def test_a_request_from_ask_to_its_last_token() -> None:
     """S1, S12: at most depth ops out; CLOSE right behind the last; refill on each reply."""
     w = World()
