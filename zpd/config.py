@@ -98,6 +98,7 @@ def parse(data: Mapping[str, Any], problems: Problems, prefetch_next: bool = Fal
                 threads=n["threads"],
                 device=n["device"],
                 dtype=n["dtype"] or s["model"]["dtype"],
+                kv=n["kv"],
                 host=n["host"],
                 peers=n["peers"],
                 bulk_peers=n["bulk_peers"],
