@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from tests.process.faults import FAST, SECONDS, Faults, prompt, records
 from tests.process.harness import send, wait_until
 from tests.process.users import Answer
 from zpd.errors import Outcome
+from zpd.reservation import IMPORT
 from zpd.rundir import read_nodes
 from zpd.topology import Node
 
@@ -111,20 +111,29 @@ class Ahead(Faults):
         else:
             self.signal(name, signal.SIGCONT)
 
-    def proofs(self, epoch: int) -> list[tuple[str, str]]:
-        """(step, user) of every transition of that use of the slot, by the owner's log so far."""
-        log = records(self.run_dir, "decode", killed=True)
-        last = log[-1]["incarnation"]
+    def use(self, b: Answer) -> str:
+        """The use of the slot that was granted to it, by the coordinator's log."""
+
+        def granted() -> str:
+            log = records(self.run_dir, "coordinator", killed=True)
+            reserved = (r for r in log if r["event"] == "attempt_reserved" and r["uid"] == b.uid)
+            atts = {r["att"] for r in reserved}
+            uses = (r for r in log if r["event"] == "attempt_granted" and r["att"] in atts)
+            return next((r["use"] for r in uses), "")
+
+        found: str = wait_until(granted, "the grant is in the log")
+        return found
+
+    def quieted(self, use: str) -> list[tuple[str, str]]:
+        """(proof, writer) of that use of a slot, in order, by the owner's log so far."""
         return [
             (r["step"], r["user"])
-            for r in log
-            if r["event"] == "slot_transition" and (r["incarnation"], r["epoch"]) == (last, epoch)
+            for r in records(self.run_dir, "decode", killed=True)
+            if r["event"] == "slot_transition"
+            and f"{r['incarnation']}/{r['slot']}@{r['epoch']}" == use
+            and r["step"] in ("closed", "replaced", "fenced", "never_sent")
+            and r["user"] != IMPORT
         ]
-
-    def epoch(self) -> int:
-        """Of the newest use."""
-        log = records(self.run_dir, "decode", killed=True)
-        return max(r["epoch"] for r in log if r["event"] == "slot_transition")
 
     # ---- what must be true ---------------------------------------------------------------------
 
@@ -199,15 +208,3 @@ class Shared:
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.close()
-
-
-def ended(*answers: Answer, since: float, limit: float) -> None:
-    """Each ended once, by name, within its budget."""
-    wait_until(lambda: all(a.over for a in answers), "every request ended")
-    for answer in answers:
-        answer.right_so_far()
-        assert answer.ended - since < limit, answer
-
-
-def now() -> float:
-    return time.monotonic()

@@ -110,7 +110,7 @@ def test_a_stuck_drain_is_fenced(faults: Ahead, name: str, how: signal.Signals) 
     answered right and the old memory is forgotten."""
     before, pids = faults.term(), others(faults, name)
     a, b = faults.begun("draining", name)
-    epoch = faults.epoch()
+    use = faults.use(b)
     faults.lose(name, how)
     found = faults.status("decode", lambda s: True, "any status")["actor"]
     assert found["slots"] in ({"orphaned": 1}, {"free": 1}), found
@@ -118,7 +118,7 @@ def test_a_stuck_drain_is_fenced(faults: Ahead, name: str, how: signal.Signals) 
     refused_by_name(faults, name)
     found = faults.status("decode", lambda s: s["actor"]["slots"] == {"free": 1}, "it was fenced")
     assert found["actor"]["segments"]["retired"] == faults.shared
-    wait_until(lambda: ("fenced", name) in faults.proofs(epoch), "the log says so")
+    wait_until(lambda: ("fenced", name) in faults.quieted(use), "the log says so")
     wait_until(lambda: a.over, "a's answer")
     a.right()
     found = faults.status("coordinator", lambda s: True, "any status")
@@ -142,32 +142,24 @@ def test_one_writer_dies_last(faults: Ahead, last: str, how: signal.Signals) -> 
     proof = "closed" if last == TAIL else "replaced"
     for _ in range(TRIES):
         a, b = faults.begun("draining", last)
-        epoch = faults.epoch()
-        if last == HEAD:  # CLOSE never passed it, so that the tail's end has to be proven by death
+        use = faults.use(b)
+        if last == HEAD:  # CLOSE never passed it: only its death proves that the tail is quiet
             faults.lose(first, KILL)
             faults.restart(first)
-        wait_until(lambda e=epoch: quiet(faults, first, e), f"{first} is quiet")
-        if (proof, first) in faults.proofs(epoch):
+        seen = wait_until(lambda u=use: faults.quieted(u), f"{first} is quiet")
+        if seen == [(proof, first)]:
             break
         faults.signal(last, signal.SIGCONT)  # the budget ended first, as it may on a busy machine
         wait_until(lambda over=(a, b): all(x.over for x in over), "both ended")
         faults.settles()
-    assert (proof, first) in faults.proofs(epoch)
+    assert seen == [(proof, first)]
     faults.lose(last, how)
     faults.bring_back(last, how)
     wait_until(lambda: a.over, "a's answer")
     a.right()
-    wait_until(lambda: quiet(faults, last, epoch), f"{last} is quiet")
+    wait_until(lambda: len(faults.quieted(use)) == 2, f"{last} is quiet")
     faults.settles(but_term=before)
-    quieted = [user for step, user in faults.proofs(epoch) if step in QUIETED]
-    assert quieted == [first, last]
-
-
-QUIETED = {"closed", "replaced", "fenced"}
-
-
-def quiet(faults: Ahead, writer: str, epoch: int) -> bool:
-    return any((step, writer) in faults.proofs(epoch) for step in QUIETED)
+    assert [user for _, user in faults.quieted(use)] == [first, last]
 
 
 @FULL
@@ -247,14 +239,14 @@ def test_a_prompt_while_the_orphan_flies(faults: Ahead, same: bool) -> None:
 def test_a_living_stage_writes_after_the_fence(tmp_path: Path, home: Path, kv: str) -> None:
     """R16, R17, R25: b is cancelled while chunks compute that take longer than the drain's budget.
     b's prompt has the slot again when they are written: to memory that nobody reads."""
-    faults = Ahead(tmp_path, kv, seconds=1.0, times={**TIMES, "drain": 0.3, "suspect": 3.0})
+    faults = Ahead(tmp_path, kv, seconds=0.5, times={**TIMES, "drain": 0.2})
     try:
         ops = faults.ops(TAIL)
         b = faults.user.ask(prompt(20, 160), N_B)
         wait_until(lambda: faults.ops(TAIL) >= ops + 1, "the tail writes")
         faults.user.cancel(b)
-        wait_until(lambda: b.over, "the cancel is answered")
         again = faults.user.ask(b.prompt[:40], 2)
+        use = faults.use(b)
         retired = int(faults.shared)
         faults.status(
             "decode",
@@ -267,7 +259,7 @@ def test_a_living_stage_writes_after_the_fence(tmp_path: Path, home: Path, kv: s
         wait_until(lambda: again.over, "the answer")
         assert b.outcome == Outcome.CANCELLED
         again.right()
-        assert {("fenced", HEAD), ("fenced", TAIL)} & set(faults.proofs(1))
+        assert ("fenced", TAIL) in faults.quieted(use)
         faults.settles()
     finally:
         faults.close()
