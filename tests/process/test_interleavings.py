@@ -206,7 +206,7 @@ def test_a_node_is_restarted_at_once_under_load(faults: Ahead, name: str) -> Non
             answers.append(faults.user.ask(prompt(n, pick.randrange(1, 90)), pick.randrange(1, 9)))
         return any(a.outcome == Outcome.LENGTH for a in answers[seen:])
 
-    for _ in range(3):
+    for _ in range(2):
         seen = len(answers)
         wait_until(load, "a request was served")
         faults.signal(name, KILL)
