@@ -221,6 +221,39 @@ def test_a_node_is_restarted_at_once_under_load(faults: Ahead, name: str) -> Non
 
 
 @FULL
+@pytest.mark.parametrize("seed", range(4))
+def test_two_nodes_are_lost_under_load(faults: Ahead, seed: int) -> None:
+    """At a random time, among cancels; in any order, each killed or stopped, and brought back
+    before or after it was missed. Fences, retired memory and new lives come together here."""
+    pick, pids = random.Random(seed), faults.running.pids
+    names = pick.sample([HEAD, TAIL, "decode"], 2)
+    how = {name: pick.choice([KILL, STOP]) for name in names}
+    faults.settled = False
+    ops, answers = faults.ops(HEAD), []
+    for i in range(6):
+        answers.append(faults.user.ask(prompt(i, pick.randrange(1, 200)), 6))
+        if pick.random() < 0.5:
+            faults.user.cancel(answers[-1], after=pick.uniform(0.0, 2.0))
+    n = pick.randrange(20)
+    wait_until(lambda: faults.ops(HEAD) >= ops + n or all(a.over for a in answers), f"{n} ops")
+    for name in names:
+        faults.signal(name, how[name])
+        if pick.random() < 0.5:
+            faults.status("coordinator", lambda s, n=name: n in s["actor"]["down"], "it is missed")
+    if pick.random() < 0.5 and "decode" not in names:
+        free = {"free": 1}
+        faults.status("decode", lambda s: s["actor"]["slots"] == free, "all was fenced")
+    for name in pick.sample(names, 2):
+        faults.bring_back(name, how[name])
+    wait_until(lambda: all(a.over for a in answers), "every request ended")
+    for answer in answers:
+        answer.right_so_far()
+    faults.settles()
+    killed = [name for name in names if how[name] is KILL]
+    assert others(faults, *killed).items() <= pids.items()
+
+
+@FULL
 @pytest.mark.parametrize("same", [True, False], ids=["same", "other"])
 def test_a_prompt_while_the_orphan_flies(faults: Ahead, same: bool) -> None:
     """R20, R25: nobody is lost, and the writes that were under way end in band."""
