@@ -376,6 +376,35 @@ def test_default_dtype_is_the_models(tmp_path: Path) -> None:
     assert [n.dtype for n in t.nodes] == ["bfloat16", "float32", "bfloat16", "bfloat16"]
 
 
+def test_every_key_of_a_node_reaches_the_topology(tmp_path: Path) -> None:
+    """Each with a value that is not its default."""
+    stage = {"threads": 3, "device": "cuda:1", "dtype": "bfloat16", "kv": "tcp", "layers": [0, 3]}
+    own = {"peers": ["a"], "bulk_peers": ["b"], "args": {"x": 1}}
+    asked = {"a": stage, "b": {"layers": [3, 8]}, "mine": own}
+    text = GOOD + '[[node]]\nname = "mine"\nrole = "m:C"\naddress = "tcp://127.0.0.1:47004"\n'
+    for name, values in asked.items():
+        lines = "".join(f"{k} = {toml(v)}\n" for k, v in values.items())
+        text = text.replace(f'name = "{name}"\n', f'name = "{name}"\n{lines}')
+    text = text.replace('address = "', 'host = "h"\naddress = "')
+    t = load(write(tmp_path, text))
+    keys = {"name", "role", "address", "host", *(k for values in asked.values() for k in values)}
+    assert keys == NODE.keys()
+    assert {n.host for n in t.nodes} == {"h"}
+    for name, values in asked.items():
+        for key, value in values.items():
+            assert getattr(t.node(name), key) == frozen(value), key
+
+
+def toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{k} = {toml(v)}" for k, v in value.items()) + " }"
+    return json.dumps(value)
+
+
+def frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
 def test_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.toml: cannot be read: No such file"):
         load(tmp_path / "nowhere.toml")
