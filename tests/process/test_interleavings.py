@@ -299,7 +299,7 @@ def test_a_living_stage_writes_after_the_fence(tmp_path: Path, home: Path, kv: s
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("n", [40, pytest.param(1000, marks=FULL)])
+@pytest.mark.parametrize("n", [40, pytest.param(1150, marks=FULL)])
 def test_a_storm_of_cancels(faults: Ahead, n: int) -> None:
     """R15 to R20, at random times of six requests at once; the same processes serve afterwards."""
     pick, pids = random.Random(n), faults.running.pids

@@ -84,18 +84,6 @@ def test_good(tmp_path: Path) -> None:
     assert not t.expose
 
 
-def test_every_key_of_a_node_reaches_it(tmp_path: Path) -> None:
-    more = 'layers = [0, 3]\nthreads = 3\ndevice = "cuda:1"\ndtype = "bfloat16"\nkv = "shm"\n'
-    more += 'via = { b = "tcp://127.0.0.1:9" }\n'
-    t = load(write(tmp_path, swap(A, A + more).replace(B, B + "layers = [3, 8]\n")))
-    said = {"name": "a", "role": "prefill", "address": A.split('"')[0], "layers": (0, 3),
-            "threads": 3, "device": "cuda:1", "dtype": "bfloat16", "kv": "shm",
-            "via": {"b": "tcp://127.0.0.1:9"}}  # fmt: skip
-    left = {"host", "peers", "bulk_peers", "args"}  # see configs/two-hosts.toml, own-actor.toml
-    assert said.keys() | left == NODE.keys()
-    assert {k: getattr(t.nodes[1], k) for k in said} == said
-
-
 def swap(old: str, new: str) -> str:
     assert GOOD.count(old) == 1, old
     return GOOD.replace(old, new)
@@ -379,6 +367,7 @@ def test_default_dtype_is_the_models(tmp_path: Path) -> None:
 def test_every_key_of_a_node_reaches_the_topology(tmp_path: Path) -> None:
     """Each with a value that is not its default."""
     stage = {"threads": 3, "device": "cuda:1", "dtype": "bfloat16", "kv": "tcp", "layers": [0, 3]}
+    stage["via"] = {"b": "tcp://127.0.0.1:9"}
     own = {"peers": ["a"], "bulk_peers": ["b"], "args": {"x": 1}}
     asked = {"a": stage, "b": {"layers": [3, 8]}, "mine": own}
     text = GOOD + '[[node]]\nname = "mine"\nrole = "m:C"\naddress = "tcp://127.0.0.1:47004"\n'
