@@ -199,6 +199,8 @@ class PrefillNode(Actor):
             if part.start >= op.cached:  # what is below the owner has
                 self._put_kv(part, made)
         why = self.ring.failed.get(op.use, "")
+        if why:
+            self.spoilt.add(op.use)  # the coordinator hears of it, and counts nothing as kept
         self.context.event(
             "op_computed", att=str(op.att), use=str(op.use), seq=op.seq, start=op.start,
             stop=op.stop, waited=spans[0], computed=spans[1],
@@ -215,7 +217,6 @@ class PrefillNode(Actor):
         """The use cannot be served any more; its later ops are passed on skipped."""
         if op.ring.term == self.ring.term and self.ring.holds(op.use):
             self.ring.fail(op.use, f"{self.node.name}: {why}")
-            self.spoilt.add(op.use)
         self.context.event("op_failed", att=str(op.att), use=str(op.use), why=why)
 
     def _pass_op(

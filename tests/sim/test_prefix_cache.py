@@ -4,6 +4,7 @@ of a lane, so that one wrong block is a wrong answer."""
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -429,3 +430,27 @@ def test_kv_below_what_the_grant_named_is_refused() -> None:
     assert seen[0].start == 20
     kv = seen[0]
     assert owner.refuse_kv(kv.use, kv.term, kv.writer, (0, 4), 0, 4, False) == "stale_epoch"
+
+
+def test_what_the_decode_node_prefilled_itself_is_not_kept() -> None:
+    """R29: its device or dtype may be another than the stages', so its bits may be other ones."""
+    world = Caching(caching(routing="local"))
+    for _ in range(2):
+        right(world.one(LONG), LONG, 3)
+    assert world.cache.index.sizes() == [0, 0] and not world.named("prefix_used")
+
+
+@pytest.mark.parametrize("order", ["round_robin", "shortest_first"])
+@pytest.mark.parametrize("kv", ["tcp", "shm"])
+def test_any_order_of_chunks_and_both_ways_of_kv(order: str, kv: str) -> None:
+    made = caching(lanes=3, source_slots=3, prefill_order=order)
+    nodes = tuple(replace(n, kv=kv) if n.role == "prefill" else n for n in made.nodes)
+    world = Caching(replace(made, nodes=nodes))
+    world.one(LONG)
+    asked = [LONG[: 8 + 4 * i] + prompt(i, 9) for i in range(6)]
+    answers = [world.user.ask(p, max_tokens=4) for p in asked]
+    world.run_until(lambda: all(a.done for a in answers))
+    for answer, p in zip(answers, asked, strict=True):
+        right(answer, p, 4)
+    assert world.ring_cache.index.hits and world.cache.index.hits
+    world.settles()
