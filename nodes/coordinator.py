@@ -19,6 +19,7 @@ from nodes.text import Text
 from nodes.wayout import WayOut
 from zpd.actor import Actor, Context, Progress
 from zpd.attempt import Live, Request
+from zpd.decisions import Action, Finished, Grew, Refusal, Routed, Send
 from zpd.errors import Outcome, RemoteError, UserError
 from zpd.facts import limits, plan_differs
 from zpd.ids import Attempt
@@ -43,7 +44,7 @@ from zpd.messages import (
     Token,
 )
 from zpd.routing import COST
-from zpd.scheduler import Action, Finished, Grew, Refusal, Routed, Scheduler, Send
+from zpd.scheduler import Scheduler
 from zpd.topology import Node, Topology
 from zpd.window import OutOfOrder
 from zpd.wire import Blob

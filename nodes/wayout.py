@@ -13,9 +13,9 @@ from typing import Any
 from nodes.detokenise import Detokeniser
 from zpd.actor import Context
 from zpd.attempt import Live
+from zpd.decisions import Finished, Grew
 from zpd.errors import Outcome
 from zpd.messages import Delta, Done
-from zpd.scheduler import Finished, Grew
 
 
 @dataclass

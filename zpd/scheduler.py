@@ -7,11 +7,11 @@ What it returns is done afterwards by ``nodes.coordinator``, in order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil
 
 from zpd import routing
 from zpd.attempt import Live, Phase, Request
+from zpd.decisions import Action, Finished, Grew, Refusal, Routed, Send
 from zpd.depth import AutoDepth
 from zpd.errors import Outcome, RemoteError
 from zpd.ids import Attempt, Block, Use
@@ -20,7 +20,6 @@ from zpd.messages import (
     Ended,
     Grant,
     GrantLane,
-    Message,
     Open,
     Opened,
     Prefill,
@@ -48,54 +47,6 @@ OWNER_REASONS = {  # the owner's word -> what the client is told
     "coordinator_lost": Outcome.COORDINATOR_LOST,
     "shutting_down": Outcome.SHUTTING_DOWN,
 }
-
-
-@dataclass(frozen=True)
-class Send:
-    """``tokens``: a slice of the prompt that travels as blob 0."""
-
-    peer: str
-    message: Message
-    tokens: tuple[int, ...] | None = None
-    bulk: bool = False
-
-
-@dataclass(frozen=True)
-class Grew:
-    """More tokens of a request. ``stopped``: the last one is a stop id, which is no text."""
-
-    uid: str
-    ids: tuple[int, ...]
-    stopped: bool
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The one terminal answer of a request."""
-
-    live: Live
-    outcome: Outcome
-    detail: str
-
-
-@dataclass(frozen=True)
-class Routed:
-    """Who prefills an attempt's prompt was decided."""
-
-    att: Attempt
-    choice: Choice
-
-
-Action = Send | Grew | Finished | Routed
-
-
-class Refusal(Exception):
-    """A request that was never admitted; nothing was reserved."""
-
-    def __init__(self, outcome: Outcome, detail: str) -> None:
-        super().__init__(detail)
-        self.outcome = outcome
-        self.detail = detail
 
 
 class Scheduler:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from zpd.attempt import Phase, Request
+from zpd.decisions import Finished, Grew, Refusal, Send
 from zpd.errors import Outcome, RemoteError
 from zpd.ids import Attempt, Use
 from zpd.messages import (
@@ -25,7 +26,7 @@ from zpd.messages import (
 )
 from zpd.requests import Sampling
 from zpd.ring import RingState
-from zpd.scheduler import Finished, Grew, Refusal, Scheduler, Send
+from zpd.scheduler import Scheduler
 from zpd.topology import Model, Node, Topology
 from zpd.window import OutOfOrder
 
