@@ -82,11 +82,17 @@ class Warm:
 
     def receive(self, client: Client, until: float) -> tuple[Message, tuple[Blob, ...]]:
         """The next message. Raises RemoteError after ``until``, KeyboardInterrupt on a signal."""
-        while not (got := client.receive(TICK)):
+        if (got := self.poll(client, until)) is None:
+            raise RemoteError("silent", "no answer in time")
+        return got
+
+    def poll(self, client: Client, until: float) -> tuple[Message, tuple[Blob, ...]] | None:
+        """The same, or None after ``until``."""
+        while not (got := client.receive(max(0.0, min(TICK, until - client.now())))):
             if self._interrupts.asked:
                 raise KeyboardInterrupt
-            if client.now() > until:
-                raise RemoteError("silent", "no answer in time")
+            if client.now() >= until:
+                return None
         return got
 
     def set(self, name: str, fields: dict[str, str]) -> None:
