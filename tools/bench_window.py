@@ -12,15 +12,17 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from nodes.engine.toy import toy_answer
 from nodes.models.directory import resolve
 from nodes.models.spec import read_spec
 from tools.depths import measure, plot, report
+from tools.depths.load import Load
 from tools.depths.measure import DEPTHS, REPEATS, Say
 from tools.depths.ring import Ring, running
 from tools.interrupts import Interrupts
@@ -29,7 +31,7 @@ from zpd.layers import TOY
 from zpd.order import POLICIES
 
 HELP = "TTFT at window depths 1 to 16 and auto, next to the law's value"
-SYNTHETIC = "synthetic"
+SYNTHETIC, NONE = "synthetic", "none"
 DEFAULT = f"{SYNTHETIC},smollm2-135m-instruct"
 STAGES, CHUNKS, HOPS = 4, (8, 32), (0.0, 0.005, 0.025)
 TAU, TOY_CHUNK, TOY_VOCAB = 0.020, 16, 256
@@ -37,6 +39,8 @@ LONG, PAIR = 64, 2  # S7 and cancel: chunks of the long prompt; stages
 LENGTHS, MODEL_HOPS, CHUNK = (2048, 8192), (0.0, 0.025), 128
 SCALES = (1, 2, 4, 8)  # a model's prompts are divided by these, until its run fits its budget
 PROBE = 4  # chunks
+LOADED, STREAMS, TEXTS = 64, 256, 32  # stages, prompts at once, different prompts
+LOAD_DEPTH = "64"
 
 
 @dataclass(frozen=True)
@@ -61,14 +65,18 @@ class Found:
     rows: list[dict[str, Any]] = field(default_factory=list)
     summaries: list[dict[str, Any]] = field(default_factory=list)
     extra: list[dict[str, Any]] = field(default_factory=list)
+    loads: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, rows: list[dict[str, Any]]) -> None:
         self.rows += rows
         self.summaries.append(measure.summary(rows))
 
     def as_json(self) -> dict[str, Any]:
-        every = {"rows": self.rows, "summaries": self.summaries, "extra": self.extra}
-        return {"cores": os.cpu_count(), **every}
+        return {"cores": os.cpu_count(), **asdict(self)}
+
+    @property
+    def right(self) -> bool:
+        return all(r["right"] for r in (*self.rows, *self.extra, *self.loads))
 
 
 @dataclass(frozen=True)
@@ -86,10 +94,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--models",
         default="",
         metavar="LIST",
-        help=f"{SYNTHETIC}, or names of models, with commas (those pulled of {DEFAULT})",
+        help=f"{SYNTHETIC}, {NONE}, or names of models, with commas (those pulled of {DEFAULT})",
     )
     add("--budget", type=float, default=600.0, metavar="S", help="of each model (%(default)s)")
     add("--plot", type=Path, metavar="FILE.png", help="TTFT against depth (the extra `plot`)")
+    add(
+        "--load",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help=f"also {STREAMS} streams on {LOADED} stages for so long (%(default)s: not)",
+    )
     add("--quick", action="store_true", help="a few short runs: no statistics")
     add("--json", action="store_true", help="one JSON object")
 
@@ -97,6 +112,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     if not 1 <= args.budget <= 86400:
         raise UserError(f"--budget {args.budget}: must be seconds from 1 to 86400")
+    if not 0 <= args.load <= 86400:
+        raise UserError(f"--load {args.load}: must be seconds from 0 to 86400")
     if args.plot is not None:
         plot.check(args.plot)
     wanted = _wanted(args.models)
@@ -114,6 +131,8 @@ def run(args: argparse.Namespace) -> int:
                     else:
                         budget = args.budget
                         _real(model, size, budget, directories, interrupts, status.update, found)
+                if args.load:
+                    _load(args.load, next(directories), interrupts, status.update, found)
         except KeyboardInterrupt:
             if interrupts.asked:
                 return interrupts.exit_code
@@ -124,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(found.as_json()))
     else:
         _show(found)
-    return 0 if all(r["right"] for r in (*found.rows, *found.extra)) else 1
+    return 0 if found.right else 1
 
 
 def _wanted(said: str) -> list[Model | None]:
@@ -132,6 +151,8 @@ def _wanted(said: str) -> list[Model | None]:
     models: list[Model | None] = []
     for word in (said or DEFAULT).split(","):
         name = word.strip()
+        if name == NONE:
+            continue
         if name == SYNTHETIC:
             models.append(None)
             continue
@@ -215,6 +236,20 @@ def _real(
                 found.add([r | {"scale": scale} for r in rows])
 
 
+def _load(seconds: float, directory: Path, interrupts: Interrupts, say: Say, found: Found) -> None:
+    """Every prompt has a slot and a lane of its own, so that all their chunks want the window."""
+    prompts = [measure.prompt(i, (1 + i % 3) * TOY_CHUNK - i % 2, TOY_VOCAB) for i in range(TEXTS)]
+    answers = [toy_answer(p, measure.TOKENS, layers=LOADED) for p in prompts]
+    room = max(map(len, prompts)) + measure.TOKENS
+    ring = Ring(TOY, LOADED, TOY_CHUNK, room, slots=STREAMS)
+    name = f"{STREAMS} streams on {LOADED} stages"
+    say(f"{name}: starting")
+    with running(ring, directory, interrupts) as asker:
+        say(f"{name}, {seconds:g} s")
+        load = Load(asker, prompts, answers, STREAMS)
+        found.loads.append(load.run(name, LOAD_DEPTH, seconds))
+
+
 def _scale(lengths: list[int], per_token: float, budget: float, size: Size) -> int:
     """The first at which the run fits: what is serial takes its time, the rest a bit more than
     half of it; attention over a long prompt is left out."""
@@ -254,3 +289,9 @@ def _show(found: Found) -> None:
                 f"(most {r['most_start_chunks']:.2f})"
             )
         print(f"{r['name']}, depth {r['depth']} ({r['used']} used): {said}")
+    for r in found.loads:
+        print(
+            f"{r['name']}: {r['answers']} answers in {r['seconds']:.0f} s, at most {r['peak']} ops "
+            f"out of {r['depth']}, memory {r['memory_bytes'] / 2**20:.0f} MiB "
+            f"{r['memory_growth']:+.1%}"
+        )

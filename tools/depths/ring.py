@@ -13,9 +13,10 @@ from tools.depths.trips import Seen
 from tools.interrupts import Interrupts
 from tools.warm import engine as warm
 from tools.warm.others import Others
+from zpd.client import Client
 from zpd.errors import RemoteError
 from zpd.layers import TOY
-from zpd.messages import Accepted, Ask, Cancel, Delta, Done
+from zpd.messages import Accepted, Ask, Cancel, Delta, Done, Message
 from zpd.requests import Sampling
 from zpd.testing.shaper import Leg, Shape, Shaper
 from zpd.wire import Blob
@@ -132,15 +133,27 @@ class Asker:
     def pids(self) -> tuple[int, ...]:
         return self._warm.pids
 
+    def client(self) -> Client:
+        return self._warm.client(COORDINATOR)
+
+    def receive(self, client: Client, until: float) -> tuple[Message, tuple[Blob, ...]]:
+        """See ``tools.warm.engine``."""
+        return self._warm.receive(client, until)
+
+    def set(self, depth: str, order: str, notes: bool = True) -> None:
+        """Once the ring is idle. ``notes``: whether what passes from now on is noted."""
+        fields = {"depth": depth, "order": order, "notes": "on" if notes else "off"}
+        self._warm.set(COORDINATOR, fields)
+
     def batch(self, questions: Sequence[Question], depth: str, order: str = "fifo") -> Batch:
         """Each at its time, in one session. Raises RemoteError where a request fails."""
-        self._warm.set(COORDINATOR, {"depth": depth, "order": order})
+        self.set(depth, order)
         n = len(questions)
         uids: dict[str, int] = {}  # uid -> place
         asked, first = [0.0] * n, [float("inf")] * n
         ids: list[list[int]] = [[] for _ in questions]
         outcomes = [""] * n
-        with self._warm.client(COORDINATOR) as client:
+        with self.client() as client:
             others, began = Others(self.pids), client.now()
             todo = [(q.at, False, i) for i, q in enumerate(questions)]
             todo += [(q.at + q.cancel, True, i) for i, q in enumerate(questions) if q.cancel]

@@ -28,6 +28,7 @@ class Recorder:
         self._context = context
         self._make = make
         self.notes: list[Any] = []
+        self.on = True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
@@ -44,7 +45,7 @@ class Recorder:
         self._note(peer, False, message)
 
     def _note(self, peer: str, sent: bool, message: Message) -> None:
-        if (note := self._make(self._context.now(), peer, sent, message)) is not None:
+        if self.on and (note := self._make(self._context.now(), peer, sent, message)) is not None:
             self.notes.append(note)
 
 
