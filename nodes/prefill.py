@@ -155,17 +155,31 @@ class PrefillNode(Actor):
         if skip := self.ring.skip(op):
             self._pass_op(op, skip, (), (waited, 0.0))
             return
+        self._compute(op, blobs[0], waited)
+
+    def _compute(self, op: Prefill, x: Blob, waited: float) -> None:
         started = self.context.now()
         self.computing = True
 
         def done(result: Forwarded, error: BaseException | None) -> None:
             self.computing = False
             spans = (waited, self.context.now() - started)
+            if error is None:
+                self._ahead()
             self._computed(op, result, error, spans)
             self._next()
 
-        x = blobs[0]
         self.context.submit(lambda p: self.engine.forward(op.use.slot, op.start, x, p), done)
+
+    def _ahead(self) -> None:
+        """Let the next op compute while the results of the last one leave. Only an op that will be
+        computed: whatever else is next is passed on, and must leave behind them."""
+        if not self.queue or not isinstance(self.queue[0][0], Prefill):
+            return
+        op, blobs, since = self.queue[0]
+        if len(blobs) == 1 and not self.ring.skip(op) and not self.ring.begin(op):
+            self.queue.popleft()
+            self._compute(op, blobs[0], self.context.now() - since)
 
     def _computed(
         self,
@@ -179,7 +193,7 @@ class PrefillNode(Actor):
             return  # a newer OPEN waits in the queue: nothing of this term leaves any more
         if error is not None:
             self._failed(op, f"{type(error).__name__}: {error}")
-        else:
+        elif op.use not in self.ring.failed:  # else it was begun before that was known
             self._put_kv(op, result)
         why = self.ring.failed.get(op.use, "")
         self.context.event(

@@ -90,7 +90,7 @@ class Load:
             case Delta(uid=uid, ids=ids):
                 self._ids[uid][1].extend(ids)
             case Status():
-                self._window = json.loads(blobs[0].as_text())["window"]
+                self._window = json.loads(blobs[0].as_text())["actor"]["window"]
             case Done(uid=uid, outcome=outcome):
                 if outcome != "length":
                     raise RemoteError(outcome, message.detail)
