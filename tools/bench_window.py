@@ -55,9 +55,10 @@ class Size:
     long: int = LONG
     policies: tuple[str, ...] = POLICIES
     behind: tuple[str, ...] = ("8", "auto")
+    slots: tuple[int, ...] = (2, 1)
 
 
-QUICK = Size(1, ("1", "8", "auto"), (4,), (0.005,), 0.010, 16, ("round_robin",), ("auto",))
+QUICK = Size(1, ("1", "8", "auto"), (4,), (0.005,), 0.010, 16, ("round_robin",), ("auto",), (2,))
 
 
 @dataclass
@@ -188,23 +189,25 @@ def _synthetic(
 def _pair(
     size: Size, directories: Iterator[Path], interrupts: Interrupts, say: Say, found: Found
 ) -> None:
-    """S7, and what follows a cancel: two stages, two source slots, two lanes."""
-    room = size.long * TOY_CHUNK + measure.TOKENS
-    ring = Ring(TOY, PAIR, TOY_CHUNK, room, size.tau, slots=2)
+    """S7, and what follows a cancel: two stages; with two source slots, the next prompt has its own
+    while the long one runs, and with one it must wait until that is drained."""
     prompts = [measure.prompt(i, n * TOY_CHUNK, TOY_VOCAB) for i, n in ((1, size.long), (2, 1))]
     both, short = measure.toy_right(prompts, PAIR), measure.toy_right(prompts[1:], PAIR)
-    say("a short prompt behind a long one: starting")
-    with running(ring, next(directories), interrupts) as asker:
-        for depth in size.behind:
-            for policy in size.policies:
-                name = f"S7 1 chunk behind {size.long}, {PAIR} stages, {policy}"
+    for slots in size.slots:
+        room = size.long * TOY_CHUNK + measure.TOKENS
+        ring = Ring(TOY, PAIR, TOY_CHUNK, room, size.tau, slots=slots)
+        say("a short prompt behind a long one: starting")
+        with running(ring, next(directories), interrupts) as asker:
+            for depth in size.behind:
+                for policy in size.policies if slots > 1 else ():
+                    name = f"S7 1 chunk behind {size.long}, {PAIR} stages, {policy}"
+                    say(f"{name}, depth {depth}")
+                    ran = measure.behind(asker, prompts, both, policy, depth, size.repeats)
+                    found.extra.append(report.behind(name, policy, depth, ran))
+                name = f"cancel of {size.long} chunks, {PAIR} stages, source slots: {slots}"
                 say(f"{name}, depth {depth}")
-                ran = measure.behind(asker, prompts, both, policy, depth, size.repeats)
-                found.extra.append(report.behind(name, policy, depth, ran))
-            name = f"cancel of {size.long} chunks, {PAIR} stages, the next one waits"
-            say(f"{name}, depth {depth}")
-            cuts = measure.cuts(asker, prompts, short, depth, size.repeats)
-            found.extra.append(report.cut(name, depth, cuts))
+                cuts = measure.cuts(asker, prompts, short, depth, size.repeats)
+                found.extra.append(report.cut(name, depth, cuts))
 
 
 def _real(

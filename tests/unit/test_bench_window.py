@@ -104,8 +104,17 @@ def test_trips_say_where_the_time_went(depth: int) -> None:
     assert seen.taus == pytest.approx([1.0])
     assert seen.wire == pytest.approx(0.5)
     assert seen.deepest == depth
-    assert seen.law(depth) == pytest.approx(seen.trips[-1].back)
+    assert seen.law(depth) == pytest.approx(seen.took) == pytest.approx(seen.trips[-1].back)
+    assert (seen.hop, seen.out) == (pytest.approx(0.25), {})
     assert seen.first("0") == pytest.approx(0.25)
+
+
+def test_an_op_that_is_not_back_shows() -> None:
+    """The first token may be there before the last reply; the bench waits for both."""
+    found = [n for n in notes(4, 2, 1.0, 0.5) if (n["kind"], n.get("seq")) != ("reply", 3)]
+    seen = Seen(found)
+    assert (len(seen.trips), list(seen.out)) == (3, [3])
+    assert len(seen.tokens) == 1
 
 
 def test_skipped_ops_are_counted_and_not_measured() -> None:
@@ -127,18 +136,24 @@ def ran(depth: str, ops: int, ttft: float, tau: float = 1.0, right: bool = True)
 
 
 def test_a_row() -> None:
-    """S14. Of a stage of 1 s and a wire of 1 s: 16 s one by one, 9 s with two at once."""
+    """S14. Of a stage of 1 s and two hops of 0.5 s: 16 s to the last reply one by one, 9 s with two
+    at once; the first token is a hop sooner."""
     every = [ran("1", 1, 20.0), ran("1", 1, 40.0), ran("1", 1, 16.0)]
     every += [ran("8", 8, 10.0, 1.5), ran("auto", 2, 9.0)]
     serial, deep, auto = report.rows("ring", every)
     assert serial.keys() >= {"name", "ttft_s", "law_s", "span_inflation", "fraction_of_law"}
     assert [r["depth"] for r in (serial, deep, auto)] == ["1", "8", "auto"]
     assert [r["used"] for r in (serial, deep, auto)] == [1, 8, 2]
-    assert (serial["ttft_s"], serial["law_s"], serial["repeats"]) == (20.0, 16.0, 3)
-    assert serial["fraction_of_law"] == pytest.approx(0.8)
+    assert (serial["ttft_s"], serial["law_s"], serial["repeats"]) == (20.0, 15.5, 3)
+    assert serial["fraction_of_law"] == pytest.approx(15.5 / 20)
+    assert (serial["prefill_s"], serial["prefill_law_s"]) == (16.0, 16.0)
+    assert serial["fraction_of_prefill_law"] == 1.0
     assert auto["speedup_vs_depth1"] == pytest.approx(20 / 9)
-    assert (auto["law_speedup"], auto["fraction_of_law"]) == (pytest.approx(16 / 9), 1.0)
-    assert deep["law_s"] == pytest.approx(2.5 + 7 * 1.5)
+    assert (auto["law_speedup"], auto["fraction_of_law"]) == (
+        pytest.approx(15.5 / 8.5),
+        pytest.approx(8.5 / 9.0),
+    )
+    assert deep["law_s"] == pytest.approx(2.0 + 7 * 1.5)
     assert (deep["span_inflation"], auto["span_inflation"]) == (1.5, 1.0)
     assert report.best([serial, deep, auto]) == pytest.approx(-0.1)
     assert measure.summary([serial, deep, auto])["depth_8_vs_1"] == 2.0

@@ -23,9 +23,14 @@ class Ran:
     others: float
 
     @property
-    def law(self) -> float:
+    def prefill_law(self) -> float:
         """``auto`` is held against the depth that it used."""
         return self.seen.law(self.seen.deepest if self.depth == "auto" else int(self.depth))
+
+    @property
+    def law(self) -> float:
+        """Of the first token: the tail tells the decode node, and nobody waits for its reply."""
+        return self.prefill_law - self.seen.hop
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,9 @@ def _row(name: str, depth: str, ran: Sequence[Ran], serial: Sequence[Ran]) -> di
         "ttfts_s": [r.ttft for r in ran],
         "law_s": median(r.law for r in ran),
         "fraction_of_law": median(r.law / r.ttft for r in ran),
+        "prefill_s": median(r.seen.took for r in ran),
+        "prefill_law_s": median(r.prefill_law for r in ran),
+        "fraction_of_prefill_law": median(r.prefill_law / r.seen.took for r in ran),
         "speedup_vs_depth1": _ttft(serial) / ttft,
         "law_speedup": median(r.law for r in serial) / median(r.law for r in ran),
         "span_inflation": spans / _spans(serial),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from zpd.wire import Blob
 
 COORDINATOR, DECODE = "coordinator", "decode"
 ANSWER = 1800.0  # seconds for one batch
+PAUSE = 0.01  # seconds between two looks for the last reply
 
 
 @dataclass(frozen=True)
@@ -185,4 +187,14 @@ class Asker:
         answers = tuple(
             Answer(tuple(ids[i]), outcomes[i], first[i] - asked[i]) for i in range(len(questions))
         )
-        return Batch(answers, Seen(json.loads(self._warm.told(COORDINATOR))), busy)
+        return Batch(answers, self._seen(), busy)
+
+    def _seen(self) -> Seen:
+        """Once every op is back: the first token comes by another way than the last reply, and may
+        be there sooner. Raises RemoteError where one never is."""
+        until = time.monotonic() + warm.TURN
+        while (seen := Seen(json.loads(self._warm.told(COORDINATOR)))).out:
+            if time.monotonic() > until:
+                raise RemoteError("silent", f"{len(seen.out)} ops never came back")
+            time.sleep(PAUSE)
+        return seen

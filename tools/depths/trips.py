@@ -34,8 +34,10 @@ class Seen:
         self.skipped = 0  # ops that came back without having gone through every stage
         self.deepest = 0  # most ops outstanding at once
         self.cancelled: float | None = None  # when the cancel came
+        self.tokens: list[float] = []  # when each request's first token came
         labels: dict[str, str] = {}
         out: dict[int, tuple[str, float]] = {}
+        self.out = out  # ops that are not back yet: seq -> whose, when it left
         accepted = ""
         for n in notes:
             match n["kind"]:
@@ -48,6 +50,8 @@ class Seen:
                     self.deepest = max(self.deepest, len(out))
                 case "cancel":
                     self.cancelled = n["at"]
+                case "token":
+                    self.tokens.append(n["at"])
                 case "reply":
                     label, sent = out.pop(n["seq"])
                     if n["skip"]:
@@ -66,11 +70,22 @@ class Seen:
         """The median over all ops: one that the machine held up makes no hop longer."""
         return median(t.wire for t in self.trips)
 
+    @property
+    def hop(self) -> float:
+        """One of them, which are alike."""
+        return self.wire / (len(self.taus) + 1)
+
+    @property
+    def took(self) -> float:
+        """From the first op's leaving to the last reply."""
+        return self.trips[-1].back - self.trips[0].sent
+
     def law(self, depth: int) -> float:
+        """What ``took`` is at best."""
         return law(len(self.trips), depth, self.taus, self.wire)
 
     def first(self, label: str) -> float:
         """When the head began to compute the first op of that request, on the coordinator's clock:
-        it left, was on one of the ring's hops, which are alike, and waited."""
+        it left, was on a hop, and waited."""
         trip = next(t for t in self.trips if t.label == label)
-        return trip.sent + self.wire / (len(trip.computed) + 1) + trip.waited[0]
+        return trip.sent + self.hop + trip.waited[0]
