@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +16,28 @@ from tools import bench_window
 from tools.cli import main
 from tools.depths import measure, plot, report
 from tools.depths.law import law
+from tools.depths.load import Load, flat, resident
 from tools.depths.nodes import noted
 from tools.depths.report import Behind, Cut, Ran
 from tools.depths.trips import Seen
 from zpd.depth import AutoDepth
 from zpd.errors import UserError
 from zpd.ids import Attempt, Ring, Term, Use
-from zpd.messages import Accepted, Cancel, Close, Prefill, Reply, Reserve, Token
+from zpd.messages import (
+    Accepted,
+    Ask,
+    Cancel,
+    Close,
+    Delta,
+    Done,
+    Prefill,
+    Reply,
+    Reserve,
+    Status,
+    Token,
+)
 from zpd.requests import Sampling
+from zpd.wire import Blob
 
 RING, USE, ATT = Ring(Term(1, 1), (1, 1)), Use(1, 0, 0, 0), Attempt(1, 2)
 
@@ -236,3 +253,73 @@ def test_wrong_flags(words: tuple[str, ...], said: str, capsys: pytest.CaptureFi
     shown = capsys.readouterr().err
     assert said in shown
     assert "Traceback" not in shown
+
+
+# ---- the load ----------------------------------------------------------------------------------
+
+
+class Ringing:
+    """Stands in for a ring, its client too: answers every question at once, the ``wrong``-th one
+    with another token; the window's peak is 3."""
+
+    pids = (os.getpid(),)
+
+    def __init__(self, wrong: int = -1) -> None:
+        self.wrong = wrong
+        self.asked = self.out = self.most = 0
+        self.told: deque[tuple[Any, tuple[Blob, ...]]] = deque()
+
+    def set(self, depth: str, order: str, notes: bool) -> None:
+        assert not notes, "they would be what grows"
+
+    def client(self) -> Ringing:
+        return self
+
+    def __enter__(self) -> Ringing:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def send(self, message: Any, blobs: tuple[Blob, ...] = ()) -> None:
+        if isinstance(message, Ask):
+            uid, ids = str(self.asked), tuple(json.loads(blobs[0].as_text())[: message.max_tokens])
+            ids = ids if self.asked != self.wrong else (ids[0] + 1, *ids[1:])
+            self.asked += 1
+            self.out += 1
+            self.most = max(self.most, self.out)
+            self.told.append((Accepted(message.label, uid, 3), ()))
+            self.told.append((Delta(uid, "", ids), ()))
+            self.told.append((Done(message.label, uid, "length", "", 3, 2), ()))
+        else:
+            said = json.dumps({"actor": {"window": {"peak": 3}}})
+            self.told.append((Status(True, ""), (Blob.text(said),)))
+
+    def receive(self, client: object, until: float) -> tuple[Any, tuple[Blob, ...]]:
+        found = self.told.popleft()
+        self.out -= isinstance(found[0], Done)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("wrong", "depth", "right"), [(-1, "3", True), (5, "3", False), (-1, "2", False)]
+)
+def test_a_load_keeps_its_streams_busy_and_looks_at_every_answer(
+    wrong: int, depth: str, right: bool
+) -> None:
+    """S5: a window that was once deeper than it may be shows."""
+    ring = Ringing(wrong)
+    prompts = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    load = Load(ring, prompts, [p[:2] for p in prompts], 4)  # type: ignore[arg-type]
+    row = load.run("load", depth, 0.02)
+    assert (row["right"], row["peak"], row["streams"]) == (right, 3, 4)
+    assert row["answers"] == ring.asked > 4
+    assert (ring.most, ring.out) == (4, 0)
+    assert row["memory_bytes"] > 2**20
+
+
+def test_memory_is_held_against_the_second_quarter() -> None:
+    assert flat([1, 5, 100, 90, 95, 100, 100, 100]) == pytest.approx(0.0)
+    assert flat([1, 5, 100, 90, 95, 100, 100, 150]) == pytest.approx(0.5)
+    assert flat([7]) == pytest.approx(0.0)
+    assert resident([os.getpid()]) > 2**20
