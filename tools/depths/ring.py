@@ -178,7 +178,7 @@ class Asker:
                         ids[uids[uid]] += more
                     case Done(outcome=outcome) as done, _:
                         i = uids[done.uid]
-                        if outcome != "length" and not (outcome == "cancelled" and todo == []):
+                        if outcome != "length" and not questions[i].cancel:
                             raise RemoteError(outcome, done.detail)
                         outcomes[i] = outcome
                     case None if not todo:
