@@ -168,20 +168,35 @@ class PrefillNode(Actor):
             self.spoilt.add(op.use)
             self._pass_op(op, skip, (), (waited, 0.0))
             return
+        self._compute(op, blobs[0], waited)
+
+    def _compute(self, op: Prefill, x: Blob, waited: float) -> None:
         started = self.context.now()
         self.computing = True
 
         def done(results: Results, error: BaseException | None) -> None:
             self.computing = False
             spans = (waited, self.context.now() - started)
+            if error is None:
+                self._ahead()
             self._computed(op, results, error, spans)
             self._next()
 
-        x = blobs[0]
         self.context.submit(lambda p: [*self._restore(op, p), self._forward(op, x, p)], done)
 
     def _forward(self, op: Prefill, x: Blob, progress: Progress) -> tuple[Prefill, Forwarded]:
         return op, self.engine.forward(op.use.slot, op.start, x, progress)
+
+    def _ahead(self) -> None:
+        """Let the next op compute while the results of the last one leave. Only an op that will be
+        computed: whatever else is next is passed on, and must leave behind them."""
+        if not self.queue or not isinstance(self.queue[0][0], Prefill):
+            return
+        op, blobs, since = self.queue[0]
+        plain = len(blobs) == 1 and not op.restore and not self.ring.skip(op)
+        if plain and not self.ring.begin(op):
+            self.queue.popleft()
+            self._compute(op, blobs[0], self.context.now() - since)
 
     def _computed(
         self,
@@ -195,7 +210,9 @@ class PrefillNode(Actor):
             return  # a newer OPEN waits in the queue: nothing of this term leaves any more
         if error is not None:
             self._failed(op, f"{type(error).__name__}: {error}")
-        for part, made in results if error is None else ():
+        # a use that is failed by now was not when this op was begun: see _ahead
+        wanted = error is None and op.use not in self.ring.failed
+        for part, made in results if wanted else ():
             if part.start >= op.cached:  # what is below the owner has
                 self._put_kv(part, made)
         why = self.ring.failed.get(op.use, "")
