@@ -19,9 +19,11 @@ from nodes.text import Text
 from nodes.wayout import WayOut
 from zpd.actor import Actor, Context, Progress
 from zpd.attempt import Live, Request
+from zpd.decisions import Action, Finished, Grew, Refusal, Routed, Send
 from zpd.errors import Outcome, RemoteError, UserError
 from zpd.facts import limits, plan_differs
 from zpd.ids import Attempt
+from zpd.lanecache import OFF
 from zpd.messages import (
     Accepted,
     Ask,
@@ -42,7 +44,7 @@ from zpd.messages import (
     Token,
 )
 from zpd.routing import COST
-from zpd.scheduler import Action, Finished, Grew, Refusal, Routed, Scheduler, Send
+from zpd.scheduler import Scheduler
 from zpd.topology import Node, Topology
 from zpd.window import OutOfOrder
 from zpd.wire import Blob
@@ -100,6 +102,7 @@ class Coordinator(Actor):
                 }
                 for x in s.live.values()
             ],
+            "ring_cache": s.kept.status() if s.kept else None,
             "clients": len(self.way_out.clients),
             "outcomes": dict(self.way_out.outcomes),
         }
@@ -296,6 +299,7 @@ class Coordinator(Actor):
                 start=message.start, stop=message.stop, last=message.last,
                 outstanding=len(self.scheduler.window),
             )  # fmt: skip
+            self._log_prefix(message)
         elif isinstance(message, Reserve | ReserveLane):
             live = self.scheduler.live[message.att]
             event("attempt_reserved", uid=live.request.uid, att=message.att)
@@ -304,6 +308,17 @@ class Coordinator(Actor):
                 "attempt_released", att=message.att, reason=message.reason,
                 never_sent=message.never_sent,
             )  # fmt: skip
+
+    def _log_prefix(self, op: Prefill) -> None:
+        """Once for each attempt, with its first op."""
+        mode, live = self.topology.prefix_cache, self.scheduler.live.get(op.att)
+        cached, restored = op.cached, len(op.restore) * self.topology.chunk
+        if live is None or op.start != restored or not (self.scheduler.kept or mode != OFF):
+            return
+        self.context.event(
+            "prefix_used", uid=live.request.uid, att=op.att, n_prompt=live.n_prompt,
+            cached=cached, restored=restored, mode=mode,
+        )  # fmt: skip
 
     def _watch_ready(self) -> None:
         ready = self.ready()

@@ -4,23 +4,23 @@ The life of a request here: RESERVE queues -> GRANT -> KV lands in the source sl
 the key check -> complete: the compute worker imports it into a lane -> the slot drains and is free
 -> the worker samples the first token -> the lane steps until its end. A prompt that is prefilled
 here (RESERVE_LANE) needs no slot: chunk by chunk the worker computes it in its lane. ``zpd.owner``
-decides; this file does what it says.
+decides; this file does what it says; the lanes' compute is ``nodes.lanes``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from nodes.engine.base import DecodeEngine
 from nodes.engine.make import decode_engine
 from nodes.facts import facts
 from nodes.fit import check_fit
-from nodes.sampling import finish_reason
+from nodes.lanes import Answer, Lanes
 from nodes.segments import Files, Segments, SharedMemory
-from zpd.actor import Actor, Context, Progress
+from zpd.actor import Actor, Context
 from zpd.errors import Outcome, RemoteError
 from zpd.ids import NO_TERM, Attempt
+from zpd.lanecache import OFF, LaneCache
 from zpd.messages import (
     End,
     Ended,
@@ -34,31 +34,23 @@ from zpd.messages import (
     Release,
     Reserve,
     ReserveLane,
-    Token,
 )
-from zpd.owner import Action, Drain, Granted, LaneGranted, Owner, StartImport, StopLane
+from zpd.owner import (
+    Action,
+    Drain,
+    Granted,
+    KeepLane,
+    LaneGranted,
+    Owner,
+    StartImport,
+    StopLane,
+)
 from zpd.owner import Ended as OwnerEnded
 from zpd.prefetch import REMOTE
 from zpd.reservation import Event, Step
 from zpd.slots import Writer
 from zpd.topology import Node, Topology
 from zpd.wire import Blob
-
-
-@dataclass
-class _Answer:
-    """A live attempt's own state, apart from its slot's."""
-
-    request: Reserve | ReserveLane
-    prompt: list[int]
-    filled: int = 0  # prompt tokens [0, filled) were prefilled here
-    granted: float = 0.0
-    hidden: Blob | None = None
-    whole: float | None = None  # when all KV had landed, if the import did not start at once
-    lane: int = -1
-    stepping: bool = False  # the first token is out: the lane takes part in decode steps
-    n_tokens: int = 0
-    marks: dict[str, float] = field(default_factory=dict)
 
 
 class DecodeNode(Actor):
@@ -81,19 +73,29 @@ class DecodeNode(Actor):
         self.memory: SharedMemory | None = None
         if self.segments is not None:
             self.memory = SharedMemory(self.segments, context.incarnation, must)
+        self.cache = _cache(topology)
         self.owner = Owner(
             context.incarnation, topology.source_slots, topology.lanes, writers,
-            topology.prefetch_next,
+            topology.prefetch_next, self.cache,
         )  # fmt: skip
-        self.engine = engine or decode_engine(topology, node, self.memory)
+        made = engine or decode_engine(topology, node, self.memory)
+        self.lanes = Lanes(context, topology, self.owner, made, self.cache, self._do)
+        self.block_bytes = self.engine.block_bytes if self.cache else 0
         self.coordinator = topology.coordinator.name
-        self.answers: dict[Attempt, _Answer] = {}
-        self.computing = False
-        self.prefilling = False
-        self.local = 0  # prompts that were prefilled here
         self.loaded = False
         self.told = NO_TERM  # the newest term whose opening we told the coordinator
-        self.steps = 0
+
+    @property
+    def engine(self) -> DecodeEngine:
+        return self.lanes.engine
+
+    @engine.setter
+    def engine(self, engine: DecodeEngine) -> None:
+        self.lanes.engine = engine
+
+    @property
+    def answers(self) -> dict[Attempt, Answer]:
+        return self.lanes.answers
 
     def facts(self) -> dict[str, str]:
         return facts(self.topology)
@@ -115,11 +117,12 @@ class DecodeNode(Actor):
                 "retired": len(self.owner.retired),
                 "most": self.owner.retired.room,
             },
-            "prefilled_here": self.local,
+            "prefilled_here": self.lanes.prefilled,
+            "prefix_cache": self.cache.status(self.block_bytes) if self.cache else {"mode": OFF},
             "suspects": sorted(self.owner.suspects),
             "term": str(self.owner.term),
             "idle": self.owner.idle and not self.answers,
-            "steps": self.steps,
+            "steps": self.lanes.steps,
         }
 
     # ---- in ----------------------------------------------------------------------------------
@@ -139,6 +142,11 @@ class DecodeNode(Actor):
             )
         self.context.event("node_ready", plan=self.plan())
         self._tell_loaded()
+        if self.cache:
+            device, host = (n * self.block_bytes for n in self.topology.lane_blocks())
+            self.context.event(
+                "prefix_cache", mode=self.cache.mode, nbytes=device, host_nbytes=host
+            )
         self._tell_open()
 
     def on_message(self, peer: str, message: Message, blobs: tuple[Blob, ...]) -> None:
@@ -174,12 +182,13 @@ class DecodeNode(Actor):
             raise RemoteError("too_long", f"{message.n_prompt} + {message.max_tokens} > {room}")
         if isinstance(message, ReserveLane) and self.topology.routing == REMOTE:
             raise RemoteError("not_for_me", 'ReserveLane where [decode] routing is "remote"')
-        self.answers[message.att] = _Answer(message, prompt)
+        self.answers[message.att] = Answer(message, prompt)
         now = self.context.now()
         if isinstance(message, ReserveLane):
             self._do(self.owner.reserve_lane(now, message.att, message.n_prompt))
         else:
-            self._do(self.owner.reserve(now, message.att, message.ring, message.n_prompt))
+            seen = tuple(prompt) if self.cache else ()
+            self._do(self.owner.reserve(now, message.att, message.ring, message.n_prompt, seen))
 
     def _kv(self, message: Kv, blobs: tuple[Blob, ...]) -> None:
         """The one place where KV lands: key check, copy and progress in one go, on this thread."""
@@ -231,17 +240,22 @@ class DecodeNode(Actor):
                 self._log(action)
             elif isinstance(action, Granted):
                 self.answers[action.att].granted = self.context.now()
-                self.context.send(self.coordinator, Grant(action.att, action.use, action.waited))
+                if action.cached:
+                    self.engine.begin(action.use.slot)
+                grant = Grant(action.att, action.use, action.waited, action.cached)
+                self.context.send(self.coordinator, grant)
             elif isinstance(action, LaneGranted):
                 answer = self.answers[action.att]
                 answer.granted, answer.lane = self.context.now(), action.lane
                 self.context.send(self.coordinator, GrantLane(action.att, action.waited))
-                self._prefill()
+                self.lanes.prefill()
             elif isinstance(action, OwnerEnded):
                 self.answers.pop(action.att, None)
                 self.context.send(self.coordinator, Ended(action.att, action.reason, action.detail))
             elif isinstance(action, StartImport):
-                self._import(action)
+                self.lanes.start_import(action)
+            elif isinstance(action, KeepLane):
+                self.lanes.keep(action)
             elif isinstance(action, StopLane):
                 self.answers.pop(action.att, None)
             elif isinstance(action, Drain):
@@ -286,159 +300,6 @@ class DecodeNode(Actor):
             self.context.event("slot_fenced", slot=slot, epoch=epoch, users=users)
         self._do(actions)
 
-    # ---- import and decode: the compute worker -----------------------------------------------
-
-    def _import(self, start: StartImport) -> None:
-        answer = self.answers[start.att]
-        answer.lane = start.lane
-        hidden, request = answer.hidden, answer.request
-        assert hidden is not None  # the owner starts an import only when all is there
-        started = self.context.now()
-        if answer.whole is None:
-            answer.marks["kv"] = started - answer.granted
-        else:
-            answer.marks["kv"] = answer.whole - answer.granted
-            answer.marks["lane"] = started - answer.granted
-
-        def copy(progress: Progress) -> str:
-            slot, prompt, digest = start.use.slot, answer.prompt, ""
-            if self.topology.log_level == "debug":
-                digest = self.engine.kv_digest(slot, len(prompt), progress)
-            self.engine.import_slot(slot, start.lane, prompt, request.sampling, progress)
-            return digest
-
-        def copied(digest: str, error: BaseException | None) -> None:
-            self._imported(start, answer, started, digest, error)
-
-        def sampled(token: int, error: BaseException | None) -> None:
-            self._sampled(start.att, answer, token, error)
-
-        # Both at once, so that no step of other lanes comes between them. Where the copy fails, its
-        # attempt is over by the time that a token of it is sampled, and nobody hears of it.
-        self.context.submit(copy, copied)
-        self.context.submit(lambda p: self.engine.first(start.lane, hidden, p), sampled)
-        self.context.event("import_started", att=start.att, use=start.use, lane=start.lane)
-
-    def _imported(
-        self,
-        start: StartImport,
-        answer: _Answer,
-        started: float,
-        digest: str,
-        error: BaseException | None,
-    ) -> None:
-        now = self.context.now()
-        why = "" if error is None else f"import: {type(error).__name__}: {error}"
-        att, use = start.att, start.use
-        if digest:
-            self.context.event(
-                "kv_imported", att=att, use=use, n_prompt=len(answer.prompt), digest=digest
-            )
-        self.context.event(
-            "import_ended", att=att, use=use, lane=start.lane, took=now - started, error=why
-        )
-        answer.marks["import_end"] = now - answer.granted
-        self._do(self.owner.import_ended(now, start.use.slot, why))
-
-    def _sampled(
-        self, att: Attempt, answer: _Answer, token: int, error: BaseException | None
-    ) -> None:
-        if self.answers.get(att) is not answer:
-            return  # it ended while it was imported
-        if error is not None:
-            self._compute_failed(att, "first token", error)
-            return
-        answer.stepping = True
-        answer.marks["sampled"] = self.context.now() - answer.granted
-        self._token(att, answer, token)
-        self._step()
-
-    def _prefill(self) -> None:
-        """The next chunk of the oldest prompt that is prefilled here, if none is under way. Each is
-        a piece of work of its own, so that other lanes' steps come in between."""
-        if self.prefilling:
-            return
-        for att, answer in self.answers.items():
-            mine = isinstance(answer.request, ReserveLane) and answer.lane >= 0
-            if mine and answer.filled < len(answer.prompt):
-                self._prefill_chunk(att, answer)
-                return
-
-    def _prefill_chunk(self, att: Attempt, answer: _Answer) -> None:
-        lane, prompt, start = answer.lane, answer.prompt, answer.filled
-        stop, sampling = min(start + self.topology.chunk, len(prompt)), answer.request.sampling
-        began = self.context.now()
-        answer.marks.setdefault("turn", began - answer.granted)
-        self.prefilling = True
-
-        def done(hidden: Blob, error: BaseException | None) -> None:
-            self.prefilling = False
-            if self.answers.get(att) is answer:
-                now = self.context.now()
-                if error is not None:
-                    self._compute_failed(att, "local prefill", error)
-                else:
-                    self.context.event(
-                        "local_computed", att=att, lane=lane, start=start, stop=stop,
-                        took=now - began,
-                    )  # fmt: skip
-                    answer.filled = stop
-                    if stop == len(prompt):
-                        answer.marks["prefilled"] = now - answer.granted
-                        self.local += 1
-                        self._sample(att, answer, hidden)
-            self._prefill()
-
-        self.context.submit(
-            lambda p: self.engine.prefill(lane, prompt, sampling, start, stop, p), done
-        )
-
-    def _sample(self, att: Attempt, answer: _Answer, hidden: Blob) -> None:
-        self.context.submit(
-            lambda p: self.engine.first(answer.lane, hidden, p),
-            lambda token, error: self._sampled(att, answer, token, error),
-        )
-
-    def _step(self) -> None:
-        """One decode step of every lane that is decoding, if none is under way."""
-        stepping = [(att, a) for att, a in self.answers.items() if a.stepping]
-        if not stepping or self.computing:
-            return
-        self.computing = True
-        lanes = [a.lane for _, a in stepping]
-
-        def done(tokens: list[int], error: BaseException | None) -> None:
-            self.computing = False
-            self.steps += 1
-            for i, (att, answer) in enumerate(stepping):
-                if self.answers.get(att) is not answer:
-                    continue  # it ended while it stepped: no token after the end
-                if error is None:
-                    self._token(att, answer, tokens[i])
-                else:
-                    self._compute_failed(att, "step", error)
-            self._step()
-
-        self.context.submit(lambda p: self.engine.step(lanes, p), done)
-
-    def _token(self, att: Attempt, answer: _Answer, token: int) -> None:
-        index, request = answer.n_tokens, answer.request
-        answer.n_tokens += 1
-        finish = finish_reason(
-            token, answer.n_tokens, request.max_tokens, request.eos_ids, request.sampling.stop_ids
-        )
-        spans = answer.marks if index == 0 else {}
-        self.context.send(self.coordinator, Token(att, index, (token,), finish, dict(spans)))
-        if finish:
-            del self.answers[att]
-            self._do(self.owner.lane_done(self.context.now(), answer.lane))
-
-    def _compute_failed(self, att: Attempt, what: str, error: BaseException) -> None:
-        answer = self.answers.pop(att)
-        detail = f"{what}: {type(error).__name__}: {error}"
-        self.context.send(self.coordinator, Ended(att, Outcome.DECODE_ERROR, detail))
-        self._do(self.owner.lane_done(self.context.now(), answer.lane))
-
     # ---- membership --------------------------------------------------------------------------
 
     def _tell_loaded(self) -> None:
@@ -470,8 +331,8 @@ class DecodeNode(Actor):
             self._coordinator_gone(now, incarnation)
 
     def _coordinator_gone(self, now: float, before: int) -> None:
-        """No one is there to hear the answers of coordinators up to ``before``."""
-        self.answers = {a: x for a, x in self.answers.items() if a.incarnation > before}
+        """Of incarnations up to ``before``."""
+        self.lanes.forget(before)
         self._do(self.owner.coordinator_gone(now, before))
 
     def on_inbound_down(self, peer: str, link: str, reason: str) -> None:
@@ -493,3 +354,9 @@ class DecodeNode(Actor):
             self.context.send(self.coordinator, Ended(att, Outcome.SHUTTING_DOWN, why))
         if self.segments is not None:
             self.segments.clear()
+
+
+def _cache(topology: Topology) -> LaneCache | None:
+    if topology.prefix_cache == OFF:
+        return None
+    return LaneCache(topology.prefix_cache, topology.chunk, *topology.lane_blocks())

@@ -6,7 +6,7 @@ No torch: any engine's KV lands as the plain numbers that its blobs hold (bfloat
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -38,6 +38,10 @@ class KvShape:
     @property
     def nbytes(self) -> int:
         return prod(self.row) * DTYPES[self.dtype].itemsize
+
+    def pool(self, blocks: int, chunk: int) -> tuple[int, int, int, int, int, int]:
+        """Blocks that each hold a whole chunk: see ``nodes.blocks``."""
+        return (blocks, self.layers, 2, self.kv_heads, chunk, self.head_dim)
 
 
 def copy(layers: Array, start: int, k: Array, v: Array) -> None:
@@ -120,11 +124,13 @@ class SourceSlots:
             raise RemoteError("kv", f"slot {slot}; there are {len(self.kv)}")
         self.form.write(self.kv[slot], first_layer, start, k, v)
 
-    def digest(self, slot: int, stop: int, progress: Progress) -> str:
-        """SHA-256, in hex, of the slot's KV [0, stop): layer by layer, K then V, each
-        [kv_heads, stop, head_dim]. So it does not depend on how the ring is split."""
-        found = hashlib.sha256()
-        for layer in self.kv[slot]:
-            found.update(np.ascontiguousarray(layer[:, :, :stop]))
-            progress.bump()
-        return found.hexdigest()
+
+def digest(layers: Iterable[np.ndarray[Any, Any]], stop: int, progress: Progress) -> str:
+    """SHA-256, in hex, of one sequence's KV [0, stop): layer by layer ([2, kv_heads, tokens,
+    head_dim]), K then V, each [kv_heads, stop, head_dim]. So it does not depend on how the ring is
+    split."""
+    found = hashlib.sha256()
+    for layer in layers:
+        found.update(np.ascontiguousarray(layer[:, :, :stop]))
+        progress.bump()
+    return found.hexdigest()

@@ -9,7 +9,11 @@ the writes that it ends.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from nodes.engine.base import Forwarded, PrefillEngine
 from nodes.engine.make import prefill_engine
@@ -17,14 +21,17 @@ from nodes.facts import facts
 from nodes.fit import check_fit
 from nodes.kvlink import KvLink
 from nodes.segments import Files, Segments
-from zpd.actor import Actor, Context
+from zpd.actor import Actor, Context, Progress
 from zpd.errors import RemoteError
+from zpd.ids import Use
 from zpd.messages import Close, End, Kv, LinkState, Message, Open, Opened, Prefill, Reply, Skip
 from zpd.ring import StageRing
 from zpd.topology import Node, Topology
 from zpd.wire import Blob
 
 RingMessage = Open | Prefill | Close
+Results = list[tuple[Prefill, Forwarded]]  # an op, or one like it, and what came of it
+NOTHING = Blob.of(np.zeros(0, np.uint8))
 
 
 class PrefillNode(Actor):
@@ -53,6 +60,7 @@ class PrefillNode(Actor):
         self.bulk: dict[str, LinkState] = {}  # how each link that carries ops or KV stands
         self.queue: deque[tuple[RingMessage, tuple[Blob, ...], float]] = deque()
         self.computing = True  # until the model is loaded
+        self.spoilt: set[Use] = set()  # an op of theirs was not computed: nothing is kept of them
         self.ops = 0
         self.loaded = False
 
@@ -132,6 +140,7 @@ class PrefillNode(Actor):
                 self.context.event("term_opened", term=term)
             self._next()
 
+        self._forget()
         self.kv.forget()
         self.kv.behind(written)
 
@@ -141,6 +150,7 @@ class PrefillNode(Actor):
         self.kv.behind(lambda: self._send_end(end))
         if not self.tail:
             self.context.send(self.onward, message, bulk=True)
+        self._keep(message)
 
     def _send_end(self, end: End) -> None:
         if end.term == self.ring.term:  # else OPENED says it
@@ -152,25 +162,46 @@ class PrefillNode(Actor):
         waited = self.context.now() - since
         if not op.skip and len(blobs) != 1:
             self.ring.fail(op.use, f"{self.node.name}: an op without its payload")
+        if op.restore and len(op.restore) * self.topology.chunk != op.start:
+            self.ring.fail(op.use, f"{self.node.name}: {len(op.restore)} blocks for {op.start}")
         if skip := self.ring.skip(op):
+            self.spoilt.add(op.use)
             self._pass_op(op, skip, (), (waited, 0.0))
             return
+        self._compute(op, blobs[0], waited)
+
+    def _compute(self, op: Prefill, x: Blob, waited: float) -> None:
         started = self.context.now()
         self.computing = True
 
-        def done(result: Forwarded, error: BaseException | None) -> None:
+        def done(results: Results, error: BaseException | None) -> None:
             self.computing = False
             spans = (waited, self.context.now() - started)
-            self._computed(op, result, error, spans)
+            if error is None:
+                self._ahead()
+            self._computed(op, results, error, spans)
             self._next()
 
-        x = blobs[0]
-        self.context.submit(lambda p: self.engine.forward(op.use.slot, op.start, x, p), done)
+        self.context.submit(lambda p: [*self._restore(op, p), self._forward(op, x, p)], done)
+
+    def _forward(self, op: Prefill, x: Blob, progress: Progress) -> tuple[Prefill, Forwarded]:
+        return op, self.engine.forward(op.use.slot, op.start, x, progress)
+
+    def _ahead(self) -> None:
+        """Let the next op compute while the results of the last one leave. Only an op that will be
+        computed: whatever else is next is passed on, and must leave behind them."""
+        if not self.queue or not isinstance(self.queue[0][0], Prefill):
+            return
+        op, blobs, since = self.queue[0]
+        plain = len(blobs) == 1 and not op.restore and not self.ring.skip(op)
+        if plain and not self.ring.begin(op):
+            self.queue.popleft()
+            self._compute(op, blobs[0], self.context.now() - since)
 
     def _computed(
         self,
         op: Prefill,
-        result: Forwarded,
+        results: Results,
         error: BaseException | None,
         spans: tuple[float, float],
     ) -> None:
@@ -179,10 +210,15 @@ class PrefillNode(Actor):
             return  # a newer OPEN waits in the queue: nothing of this term leaves any more
         if error is not None:
             self._failed(op, f"{type(error).__name__}: {error}")
-        else:
-            self._put_kv(op, result)
+        # a use that is failed by now was not when this op was begun: see _ahead
+        wanted = error is None and op.use not in self.ring.failed
+        for part, made in results if wanted else ():
+            if part.start >= op.cached:  # what is below the owner has
+                self._put_kv(part, made)
         why = self.ring.failed.get(op.use, "")
-        self._pass_op(op, why, () if why or self.tail else (result.activations,), spans)
+        if why:
+            self.spoilt.add(op.use)  # the coordinator hears of it, and counts nothing as kept
+        self._pass_op(op, why, () if why or self.tail else (results[-1][1].activations,), spans)
         self.context.event(
             "op_computed", att=op.att, use=op.use, seq=op.seq, start=op.start, stop=op.stop,
             waited=spans[0], computed=spans[1],
@@ -203,10 +239,12 @@ class PrefillNode(Actor):
     def _pass_op(
         self, op: Prefill, skip: str, blobs: tuple[Blob, ...], spans: tuple[float, float]
     ) -> None:
-        kind = Reply if self.tail else Prefill
-        onward = kind(
-            op.ring, op.use, op.att, op.seq, op.start, op.stop, op.last, skip, (*op.spans, *spans)
-        )
+        all_spans = (*op.spans, *spans)
+        onward: Message = replace(op, skip=skip, spans=all_spans)
+        if self.tail:
+            onward = Reply(
+                op.ring, op.use, op.att, op.seq, op.start, op.stop, op.last, skip, all_spans
+            )
         self.context.send(self.onward, onward, blobs, bulk=True)
 
     # ---- links -------------------------------------------------------------------------------
@@ -224,3 +262,35 @@ class PrefillNode(Actor):
         if link == "bulk":
             self.bulk[peer] = state
             self.context.send(self.coordinator, state)
+
+    # ---- the prefix cache --------------------------------------------------------------------
+
+    def _restore(self, op: Prefill, progress: Progress) -> Iterator[tuple[Prefill, Forwarded]]:
+        """Begin the row with what this stage kept. What the owner lacks of it is like the result of
+        ops that were computed before."""
+        if not op.restore:
+            return
+        self.engine.restore(op.use.slot, op.restore, progress)
+        for start in range(op.cached, op.start, self.topology.chunk):
+            stop = start + self.topology.chunk
+            k, v = self.engine.kv(op.use.slot, start, stop)
+            progress.bump()
+            yield replace(op, start=start, stop=stop, last=False), Forwarded(NOTHING, k, v, NOTHING)
+
+    def _keep(self, message: Close) -> None:
+        """No op that may use this row comes before it in the worker's queue."""
+        row, first, blocks = message.use.slot, message.first, message.keep
+        if blocks and message.use not in self.spoilt:
+            self.context.submit(lambda p: self.engine.keep(row, first, blocks, p), self._kept)
+        self.spoilt.discard(message.use)
+
+    def _forget(self) -> None:
+        """Everything of older terms."""
+        self.spoilt.clear()
+        if self.topology.stage_blocks():
+            self.context.submit(lambda p: self.engine.forget(), self._kept)
+
+    def _kept(self, _: Any, error: BaseException | None) -> None:
+        """A block that could not be filled holds nothing: who should restore it fails by name."""
+        if error is not None:
+            self.context.event("prefix_not_kept", why=f"{type(error).__name__}: {error}")

@@ -7,6 +7,7 @@ and who holds an old one mapped cannot reach a new one through it.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import re
@@ -48,21 +49,24 @@ class Segments(Protocol):
         ...
 
     def clear(self) -> None:
-        """Drop every segment of this topology, whoever's it was: its owners are gone."""
+        """Drop our own segments of this topology, and those of owners that are gone."""
         ...
 
 
 class Files:
-    """``Segments`` as files under ``root``, for this user only."""
+    """``Segments`` as files under ``root``, for this user only; one directory for each life of the
+    owner, which holds a lock on it for as long as it lives."""
 
     def __init__(self, topology: Topology, root: Path = ROOT) -> None:
         self._root = root
         self._stem = f"zpd-{os.getuid()}-{topology.fingerprint()}-"
+        self._locks: dict[Path, int] = {}  # our own directories -> an open file
 
     def create(self, owner: int, slot: int, segment: int, nbytes: int) -> Memory:
         path = self._path(owner, slot, segment)
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
+            self._hold(path.parent)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             try:
                 os.posix_fallocate(fd, 0, nbytes)  # now: a write to a full host's memory kills
@@ -101,9 +105,29 @@ class Files:
             self._path(owner, slot, segment).unlink()
 
     def clear(self) -> None:
+        for fd in self._locks.values():
+            os.close(fd)
+        self._locks.clear()
         for path in self._root.glob(f"{self._stem}*"):
-            if re.fullmatch(rf"{self._stem}\d+", path.name):
+            if not re.fullmatch(rf"{self._stem}\d+", path.name):
+                continue
+            with suppress(OSError):  # its owner lives: another start of the same topology
+                self._hold(path)
                 shutil.rmtree(path, ignore_errors=True)
+                os.close(self._locks.pop(path))
+
+    def _hold(self, directory: Path) -> None:
+        """Lock it until ``clear``, or the end of this process. Raises OSError where another has
+        it."""
+        if directory in self._locks:
+            return
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            raise
+        self._locks[directory] = fd
 
     def _directory(self, owner: int) -> Path:
         return self._root / f"{self._stem}{owner}"

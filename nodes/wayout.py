@@ -13,9 +13,9 @@ from typing import Any
 from nodes.detokenise import Detokeniser
 from zpd.actor import Context
 from zpd.attempt import Live
+from zpd.decisions import Finished, Grew
 from zpd.errors import Outcome
 from zpd.messages import Delta, Done
-from zpd.scheduler import Finished, Grew
 
 
 @dataclass
@@ -139,7 +139,8 @@ class WayOut:
         self.context.event(
             "request_done", uid=uid, label=client.label, outcome=outcome, detail=detail,
             route=live.route, n_prompt=client.n_prompt, n_tokens=client.n_tokens, spans=spans,
-            ttft=live.ttft, e2e=live.ended - live.request.asked,
+            ttft=live.ttft, e2e=live.ended - live.request.asked, cached=live.cached,
+            restored=live.restored,
         )  # fmt: skip
 
     def _say(self, uid: str, outcome: Outcome, detail: str, spans: dict[str, float]) -> _Client:

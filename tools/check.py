@@ -110,7 +110,7 @@ def _memory(topology: Topology, spec: ModelSpec, has: int) -> list[str]:
         return []
     most = ", ".join(f"{name} {size // MIB}" for name, size in each.items() if size)
     return [
-        f"{topology.file}: [model] max_tokens, [decode] lanes and source_slots, dtype: "
+        f"{topology.file}: [model] max_tokens, [decode] lanes, source_slots and caches, dtype: "
         f"{len(here)} nodes on this host need about {needs // MIB} MiB for weights and KV "
         f"({most}), but it has {has // MIB} MiB"
     ]

@@ -23,8 +23,9 @@ class Need:
 
 
 def need(topology: Topology, node: Node, spec: ModelSpec) -> Need:
-    """A stage holds its layers, and one KV row for each source slot; the decode node everything,
-    with room for source slots and lanes; others nothing that is known here."""
+    """A stage holds its layers, one KV row for each source slot, and its prefix cache; the decode
+    node everything, with room for source slots, lanes and its caches; others nothing that is known
+    here."""
     if node.role not in ("prefill", "decode"):
         return Need()
     first, last = node.layers
@@ -37,7 +38,7 @@ def need(topology: Topology, node: Node, spec: ModelSpec) -> Need:
         rows += topology.lanes
     elif node == topology.stages[0]:
         params += embedding
-    tokens = rows * topology.model.max_tokens
+    tokens = rows * topology.model.max_tokens + cached(topology, node)
     return Need(params * item, spec.kv_bytes(tokens, last - first, item))
 
 
@@ -47,6 +48,13 @@ def shared(topology: Topology, spec: ModelSpec) -> int:
         return 0
     tokens = topology.source_slots * topology.model.max_tokens
     return spec.kv_bytes(tokens, spec.layers, ITEM_SIZE[topology.decode.dtype])
+
+
+def cached(topology: Topology, node: Node) -> int:
+    """Tokens whose KV the node's prefix caches have room for."""
+    decodes = node.role == "decode"
+    blocks = sum(topology.lane_blocks()) if decodes else topology.stage_blocks()
+    return blocks * topology.chunk
 
 
 def layer_params(spec: ModelSpec) -> int:
@@ -93,12 +101,19 @@ def table(topology: Topology, spec: ModelSpec | None) -> str:
     lanes = f"{topology.lanes} lane(s)"
     lanes += ", prefetches the next request" if topology.prefetch_next else ""
     lanes += f", routing {topology.routing}" if topology.routing != REMOTE else ""
+    device, host = (blocks * topology.chunk for blocks in topology.lane_blocks())
+    kept = topology.stage_blocks() * topology.chunk
+    caches = (
+        f"prefix cache {topology.prefix_cache}: the decode node keeps {device} tokens and, in host "
+        f"memory, {host}; each stage keeps {kept}"
+    )
     lines += [
         "",
         f"model {m.name}, {m.layers} layers; a slot holds {m.max_tokens} tokens in chunks of "
         f"{topology.chunk}; {topology.source_slots} source slot(s), {lanes}",
         f"window: {depth} ops or {_mib(topology.prefill_bytes)}, {topology.prefill_order}; "
         f"longest queues: {q.ring} messages on a ring link, {q.kv} on a KV link",
+        *([caches] if device or kept else []),
     ]
     by = {s.name: topology.kv_transport(s) for s in topology.stages}
     lines.append("KV to the decode node: " + ", ".join(f"{n} by {how}" for n, how in by.items()))

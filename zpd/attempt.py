@@ -43,6 +43,8 @@ class Live:
     route: str = prefetch.REMOTE  # who prefills: the ring, or ("local") the decode node
     phase: Phase = Phase.RESERVE
     use: Use | None = None
+    cached: int = 0  # prompt tokens [0, cached): the owner has their KV
+    restored: int = 0  # prompt tokens [0, restored): the stages had their KV
     sent: int = 0  # prompt tokens [0, sent) went out in ops
     closed: bool = False  # CLOSE went out behind them
     failed: str = ""  # the owner's word for it; the replies under way may say more

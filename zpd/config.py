@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from zpd import prefetch
+from zpd import lanecache, prefetch, ringcache
 from zpd.configkeys import Key, Problems, flag, one_of, read_table, seconds, suggest, text, whole
 from zpd.confignodes import DTYPES, NAME, NODE, check_nodes
 from zpd.errors import ConfigError
@@ -52,12 +52,16 @@ SECTIONS: dict[str, dict[str, Key]] = {
         "depth": Key(_depth, Topology.prefill_depth),
         "order": Key(one_of(*POLICIES), Topology.prefill_order),
         "bytes": Key(whole(1, 2**40), Topology.prefill_bytes),
+        "prefix_cache_tokens": Key(whole(0, 2**31), Topology.stage_cache_tokens),
     },
     "decode": {
         "lanes": Key(whole(1, 1024), Topology.lanes),
         "source_slots": Key(whole(1, 1024), Topology.source_slots),
         "routing": Key(one_of(*prefetch.ROUTES), Topology.routing),
         "prefetch_next": Key(flag, Topology.prefetch_next),
+        "prefix_cache": Key(one_of(*lanecache.MODES), Topology.prefix_cache),
+        "prefix_cache_tokens": Key(whole(1, 2**31), Topology.prefix_cache_tokens),
+        "host_cache_tokens": Key(whole(0, 2**31), Topology.host_cache_tokens),
     },
     "links": {"checksum": Key(one_of(*CHECKSUMS), Topology.checksum)},
     "queue": {"max": Key(whole(1, 10**6), Topology.max_queue)},
@@ -94,6 +98,7 @@ def parse(data: Mapping[str, Any], problems: Problems, prefetch_next: bool = Fal
     nodes = _nodes(problems, data.get("node"))
     _check_numbers(problems, sections)
     sections["decode"]["prefetch_next"] = _prefetch(problems, sections, nodes, prefetch_next)
+    _check_caches(problems, sections)
     check_nodes(problems, nodes, sections["topology"].get("expose", True))
     count = layer_count(problems, sections["model"])
     layers = split(problems, nodes, count)
@@ -130,6 +135,10 @@ def parse(data: Mapping[str, Any], problems: Problems, prefetch_next: bool = Fal
         source_slots=s["decode"]["source_slots"],
         routing=s["decode"]["routing"],
         prefetch_next=s["decode"]["prefetch_next"],
+        prefix_cache=s["decode"]["prefix_cache"],
+        prefix_cache_tokens=s["decode"]["prefix_cache_tokens"],
+        host_cache_tokens=s["decode"]["host_cache_tokens"],
+        stage_cache_tokens=s["prefill"]["prefix_cache_tokens"],
         max_queue=s["queue"]["max"],
         checksum=s["links"]["checksum"],
         run_dir=s["topology"]["run_dir"],
@@ -192,6 +201,20 @@ def _prefetch(
         for misfit in prefetch.misfits(decode.get("lanes", 1), routing, stages, setting):
             problems.add(misfit.key, misfit.text, misfit.value)
     return wanted
+
+
+def _check_caches(problems: Problems, sections: Mapping[str, Mapping[str, Any]]) -> None:
+    """A budget holds whole chunks, and at least one; what a stage keeps must fit a message."""
+    decode, chunk = sections["decode"], sections["prefill"].get("chunk", 1)
+    on = decode.get("prefix_cache", lanecache.OFF) != lanecache.OFF
+    stages = ("prefill", "prefix_cache_tokens", ringcache.MAX_BLOCKS)
+    lanes = [("decode", key, 2**31) for key in ("prefix_cache_tokens", "host_cache_tokens")]
+    for section, key, blocks in [stages, *(lanes if on else [])]:
+        said, most = sections[section].get(key, 0), blocks * chunk
+        if said > most or 0 < said < chunk:
+            text = f"must be from [prefill] chunk = {chunk}"
+            text += f" to {blocks} of them = {most}" if said > most else " on: it holds whole ones"
+            problems.add(f"[{section}] {key}", text, said)
 
 
 def _check_numbers(problems: Problems, sections: Mapping[str, Mapping[str, Any]]) -> None:

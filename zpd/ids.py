@@ -49,4 +49,11 @@ class Use(NamedTuple):
         return f"{self.owner}/{self.slot}@{self.epoch}"
 
 
+class Block(NamedTuple):
+    """One use of a block that keeps a chunk's KV for later requests (``zpd.prefixes``)."""
+
+    n: int
+    use: int
+
+
 NO_TERM = Term(0, 0)

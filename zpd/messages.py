@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from zpd.ids import Attempt, Ring, Term, Use
+from zpd.ids import Attempt, Block, Ring, Term, Use
 from zpd.requests import Sampling
 
 # ---- session: any node to any node, first on every connection --------------------------------
@@ -71,11 +71,13 @@ class Reserve:
 @dataclass(frozen=True)
 class Grant:
     """D -> C: the slot is yours, and open for every writer of the ring. ``waited``: seconds that
-    the RESERVE stood in the owner's queue."""
+    the RESERVE stood in the owner's queue. ``cached``: D has the KV of the prompt's tokens
+    [0, cached), so that no stage sends it; 0 or whole chunks, and less than the prompt."""
 
     att: Attempt
     use: Use
     waited: float = 0.0
+    cached: int = 0
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,9 @@ class Prefill:
     Blob 0: token ids int32 [n] (to the head) or activations [n, hidden] (between stages); none
     where ``skip`` is set. ``skip`` is "" or why the op is not computed ("cancelled", or the name of
     the node that failed and its error). ``spans``: per stage passed so far, seconds waited and
-    seconds computed, in ring order.
+    seconds computed, in ring order. ``cached`` as in Grant. ``restore``, in a prompt's first op
+    only: the blocks that hold its KV [0, start), one for each chunk; each stage copies them into
+    its row, and sends D of it what D lacks.
     """
 
     ring: Ring
@@ -168,6 +172,8 @@ class Prefill:
     last: bool
     skip: str = ""
     spans: tuple[float, ...] = ()
+    cached: int = 0
+    restore: tuple[Block, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -187,10 +193,13 @@ class Reply:
 
 @dataclass(frozen=True)
 class Close:
-    """Around the ring, behind the job's ops: no op of this use follows."""
+    """Around the ring, behind the job's ops: no op of this use follows. Each stage keeps the whole
+    chunks of its row from position ``first`` on in the blocks ``keep``, for later requests."""
 
     ring: Ring
     use: Use
+    first: int = 0
+    keep: tuple[Block, ...] = ()
 
 
 @dataclass(frozen=True)

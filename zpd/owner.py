@@ -7,10 +7,13 @@ may land in it, when its import may start and when it is free again.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zpd import prefetch
 from zpd.ids import NO_TERM, Attempt, Ring, Term, Use
+from zpd.lanecache import LaneCache
+from zpd.prefixes import Copy, Place
 from zpd.reservation import IMPORT, Event, Reservation, Step, User
 from zpd.retired import Retired
 from zpd.slots import Slot, Waiting, Writer
@@ -18,11 +21,12 @@ from zpd.slots import Slot, Waiting, Writer
 
 @dataclass(frozen=True)
 class Granted:
-    """Tell the coordinator. ``waited``: seconds in the queue."""
+    """Tell the coordinator. ``waited``: seconds in the queue. ``cached``: as in Grant."""
 
     att: Attempt
     use: Use
     waited: float
+    cached: int = 0
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,20 @@ class Ended:
 
 @dataclass(frozen=True)
 class StartImport:
+    """``prefix``: where the prompt's first chunks lie; the slot holds the rest."""
+
     att: Attempt
     use: Use
     lane: int
+    prefix: tuple[Place, ...] = ()
+
+
+@dataclass(frozen=True)
+class KeepLane:
+    """Copy out of the lane, which is free, what later requests may begin with."""
+
+    lane: int
+    copies: tuple[Copy, ...]
 
 
 @dataclass(frozen=True)
@@ -66,7 +81,7 @@ class Drain:
     epoch: int
 
 
-Action = Granted | LaneGranted | Ended | StartImport | StopLane | Drain | Step
+Action = Granted | LaneGranted | Ended | StartImport | KeepLane | StopLane | Drain | Step
 
 
 class Owner:
@@ -80,6 +95,7 @@ class Owner:
         lanes: int,
         writers: tuple[Writer, ...],
         prefetch_next: bool = False,
+        cache: LaneCache | None = None,
     ) -> None:
         if prefetch_next:
             prefetch.check(lanes, prefetch.REMOTE, len(writers))
@@ -87,6 +103,7 @@ class Owner:
         self.writers = {w.name: w for w in writers}
         self.tail = writers[-1].name
         self.prefetch_next = prefetch_next
+        self.cache = cache
         self.term = NO_TERM  # the newest that anyone has named
         self.slots = [Slot(Reservation(i), self.writers, self.tail) for i in range(source_slots)]
         self.retired = Retired(2 * source_slots)
@@ -118,14 +135,16 @@ class Owner:
 
     # ---- the coordinator's events --------------------------------------------------------
 
-    def reserve(self, now: float, att: Attempt, ring: Ring, n_prompt: int) -> list[Action]:
-        """RESERVE: queue, and grant what can be granted."""
+    def reserve(
+        self, now: float, att: Attempt, ring: Ring, n_prompt: int, prompt: tuple[int, ...] = ()
+    ) -> list[Action]:
+        """RESERVE: queue, and grant what can be granted. The cache alone looks at ``prompt``."""
         if ring.term < self.term:
             return [Ended(att, "stale_term", f"term {ring.term} is older than {self.term}")]
         if len(ring.stages) != len(self.writers):
             return [Ended(att, "stale_term", f"{len(ring.stages)} stages, not {len(self.writers)}")]
         actions = self._newest(ring.term)
-        self.queue.append(Waiting(att, ring, n_prompt, now))
+        self.queue.append(Waiting(att, ring, n_prompt, now, prompt))
         return [*actions, *self._grant(now)]
 
     def reserve_lane(self, now: float, att: Attempt, n_prompt: int) -> list[Action]:
@@ -230,7 +249,11 @@ class Owner:
         held = slot.held
         slot.imported = True
         actions: list[Action] = [slot.reservation.process(Event.CLOSED, IMPORT)]
+        if self.cache:
+            self.cache.done(index)
         if held and not error:
+            if self.cache and slot.holder:
+                self.cache.filled(lane, slot.holder.prompt)
             actions += self._release(slot)
         elif held and att is not None:
             actions += [*self._release(slot), Ended(att, "decode_error", error)]
@@ -238,10 +261,13 @@ class Owner:
             self.lanes[lane] = None
         return actions + self._start_imports() + self._grant(now)
 
-    def lane_done(self, now: float, lane: int) -> list[Action]:
-        """The attempt in this lane has its last token."""
-        self.lanes[lane] = None
-        return self._start_imports() + self._grant(now)
+    def lane_done(
+        self, now: float, lane: int, made: Sequence[int] = (), *, failed: bool = False
+    ) -> list[Action]:
+        """The attempt in this lane has its last token, or its compute ``failed``. ``made``: answer
+        tokens whose KV is in the lane."""
+        kept = self._free_lane(lane, made, failed)
+        return kept + self._start_imports() + self._grant(now)
 
     def fresh_segment(self, index: int, epoch: int) -> int:
         """The number of the memory that must be mapped for the slot before ``drain_expired`` may
@@ -302,13 +328,18 @@ class Owner:
             pending = sum(s.pending for s in self.slots)
             # an import already has its lane: that lane is not free, and that grant needs no other
             room = self.lanes.count(None) + sum(s.importing for s in self.slots)
+            early = pending >= room
             waits = pending >= room + self.prefetch_next or not self._known(self.queue[0])
             if slot is None or waits:
                 break
             waiting = self.queue.popleft()
-            actions += slot.grant(self.grants, waiting)
+            index, cached = slot.reservation.slot, 0
+            if self.cache:
+                cached = self.cache.granted(index, waiting.prompt, early)
+            actions += slot.grant(self.grants, waiting, cached)
             self.grants += 1
-            actions.append(Granted(waiting.att, slot.use(self.incarnation), now - waiting.since))
+            use = slot.use(self.incarnation)
+            actions.append(Granted(waiting.att, use, now - waiting.since, cached))
         return actions
 
     def _grant_lane(self, now: float, actions: list[Action]) -> bool:
@@ -343,7 +374,10 @@ class Owner:
             slot.lane = self.lanes.index(None)
             self.lanes[slot.lane] = slot.att
             actions.append(slot.reservation.process(Event.OPENED, IMPORT))
-            actions.append(StartImport(slot.att, slot.use(self.incarnation), slot.lane))
+            prefix: tuple[Place, ...] = ()
+            if self.cache and slot.holder:
+                prefix = self.cache.importing(slot.reservation.slot, slot.holder.prompt)
+            actions.append(StartImport(slot.att, slot.use(self.incarnation), slot.lane, prefix))
         return actions
 
     def _release_all(self, att: Attempt, never_sent: bool) -> list[Action]:
@@ -359,6 +393,8 @@ class Owner:
         return actions + self._stop_lane(att)
 
     def _release(self, slot: Slot) -> list[Action]:
+        if self.cache and not slot.importing:
+            self.cache.done(slot.reservation.slot)
         step = slot.reservation.process(Event.RELEASE)
         if step.freed:
             return [step]
@@ -370,9 +406,14 @@ class Owner:
             return []
         importing = any(s.att == att and s.lane >= 0 and not s.imported for s in self.slots)
         lane = self.lanes.index(att)
-        if not importing:
-            self.lanes[lane] = None
-        return [StopLane(att, lane)]
+        kept = [] if importing else self._free_lane(lane)
+        return [*kept, StopLane(att, lane)]
+
+    def _free_lane(self, lane: int, made: Sequence[int] = (), failed: bool = False) -> list[Action]:
+        """From here on the lane may be granted; what the cache wants of it is copied first."""
+        self.lanes[lane] = None
+        copies = self.cache.freed(lane, made, failed) if self.cache else []
+        return [KeepLane(lane, tuple(copies))] if copies else []
 
     def _quiet(
         self, now: float, slot: Slot, writer: str, event: Event, why: str,

@@ -100,7 +100,9 @@ class StageRing:
         if use != op.use:
             if use is not None:
                 return "row_not_closed"
-            expected = 0
+            expected = op.start if op.restore else 0
+        elif op.restore:
+            return "wrong_range"
         if op.start != expected:
             return "wrong_range"
         self.rows[op.use.slot] = (op.use, op.stop)

@@ -7,20 +7,19 @@ What it returns is done afterwards by ``nodes.coordinator``, in order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil
 
 from zpd import routing
 from zpd.attempt import Live, Phase, Request
+from zpd.decisions import Action, Finished, Grew, Refusal, Routed, Send
 from zpd.depth import AutoDepth
 from zpd.errors import Outcome, RemoteError
-from zpd.ids import Attempt, Use
+from zpd.ids import Attempt, Block, Use
 from zpd.messages import (
     Close,
     Ended,
     Grant,
     GrantLane,
-    Message,
     Open,
     Opened,
     Prefill,
@@ -34,10 +33,12 @@ from zpd.messages import (
 from zpd.order import Order
 from zpd.prefetch import REMOTE
 from zpd.ring import RingOpener, RingState
+from zpd.ringcache import RingCache
 from zpd.routing import Choice, Router
 from zpd.topology import AUTO, Topology
 from zpd.window import OutOfOrder, Window
 
+NOTHING: tuple[Block, ...] = ()
 OWNER_REASONS = {  # the owner's word -> what the client is told
     "stage_lost": Outcome.STAGE_LOST,
     "stage_error": Outcome.STAGE_ERROR,
@@ -46,54 +47,6 @@ OWNER_REASONS = {  # the owner's word -> what the client is told
     "coordinator_lost": Outcome.COORDINATOR_LOST,
     "shutting_down": Outcome.SHUTTING_DOWN,
 }
-
-
-@dataclass(frozen=True)
-class Send:
-    """``tokens``: a slice of the prompt that travels as blob 0."""
-
-    peer: str
-    message: Message
-    tokens: tuple[int, ...] | None = None
-    bulk: bool = False
-
-
-@dataclass(frozen=True)
-class Grew:
-    """More tokens of a request. ``stopped``: the last one is a stop id, which is no text."""
-
-    uid: str
-    ids: tuple[int, ...]
-    stopped: bool
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The one terminal answer of a request."""
-
-    live: Live
-    outcome: Outcome
-    detail: str
-
-
-@dataclass(frozen=True)
-class Routed:
-    """Who prefills an attempt's prompt was decided."""
-
-    att: Attempt
-    choice: Choice
-
-
-Action = Send | Grew | Finished | Routed
-
-
-class Refusal(Exception):
-    """A request that was never admitted; nothing was reserved."""
-
-    def __init__(self, outcome: Outcome, detail: str) -> None:
-        super().__init__(detail)
-        self.outcome = outcome
-        self.detail = detail
 
 
 class Scheduler:
@@ -113,6 +66,8 @@ class Scheduler:
         self.order: Order[Live] = Order(topology.prefill_order)
         self.window_moved = 0.0  # when the window last sent its first op or got a reply
         self.ring = RingOpener(incarnation)
+        blocks = topology.stage_blocks()
+        self.kept = RingCache(topology.chunk, blocks) if blocks else None
         self.up: dict[str, int] = {}  # peer -> incarnation
         self.down: dict[str, str] = dict.fromkeys((self.owner, *self.stages), "not seen yet")
         self.head_link = False  # our bulk link to the head
@@ -204,7 +159,9 @@ class Scheduler:
             return []  # it ended before the grant; its RELEASE said that nothing was sent
         if live.phase is not Phase.RESERVE or live.local:
             raise RemoteError("wrong_phase", f"GRANT for {message.att} in {live.phase}")
-        live.phase, live.use = Phase.PREFILL, message.use
+        if message.cached >= live.n_prompt or message.cached % self.topology.chunk:
+            raise RemoteError("wrong_range", f"{message.cached} of {live.n_prompt} tokens cached")
+        live.phase, live.use, live.cached = Phase.PREFILL, message.use, message.cached
         live.granted = live.progress = now
         live.waited = message.waited
         return self._refill(now)
@@ -271,6 +228,8 @@ class Scheduler:
             self.window.depth = self.sizer.saw(took, message.spans)
         if self.router is not None:
             self.router.replied(now, message.seq, message.skip, message.spans)
+        if self.kept:
+            self.kept.replied(message.att, message.last, message.skip)
         actions = self._refill(now)
         live = self.live.get(message.att)
         if live is None or live.use != message.use:
@@ -420,11 +379,17 @@ class Scheduler:
                 break
             if not self.window:
                 self.window_moved = now
+            restore = NOTHING
+            if self.kept and not start:
+                restore = self.kept.restore(live.att, live.request.prompt)
+                start = live.restored = len(restore) * self.topology.chunk
+                stop = min(start + self.topology.chunk, live.n_prompt)
             self.order.took(live)
             self.seq += 1
             op = Prefill(
-                self.ring.ring, live.use, live.att, self.seq, start, stop, stop == live.n_prompt
-            )
+                self.ring.ring, live.use, live.att, self.seq, start, stop, stop == live.n_prompt,
+                cached=live.cached, restore=restore,
+            )  # fmt: skip
             self.window.send(_key(op), nbytes, now)
             if self.router is not None:
                 self.router.sent(now, op.seq, op.att, stop - start)
@@ -436,7 +401,12 @@ class Scheduler:
 
     def _close(self, live: Live, use: Use) -> Send:
         live.closed = True
-        return Send(self.head, Close(self.ring.ring, use), bulk=True)
+        first, keep = 0, NOTHING
+        if self.kept and live.sent == live.n_prompt:
+            first, keep = self.kept.keep(live.att, live.request.prompt)
+        elif self.kept:
+            self.kept.ended(live.att)
+        return Send(self.head, Close(self.ring.ring, use, first, keep), bulk=True)
 
     def _end(self, now: float, live: Live, outcome: Outcome, detail: str) -> list[Action]:
         """The one way out. The ring is told in band (CLOSE), the owner by RELEASE, the client at
@@ -483,6 +453,8 @@ class Scheduler:
             return []
         stages = tuple(self.up[s] for s in self.stages)
         message = self.ring.open(now, stages, self.up[self.owner], self.times.handshake)
+        if self.kept:
+            self.kept.forget()
         return [Send(self.head, message, bulk=True)]
 
 

@@ -31,6 +31,7 @@ class Waiting:
     ring: Ring
     n_prompt: int
     since: float
+    prompt: tuple[int, ...] = ()  # only where a cache looks at it
     local: bool = False  # prefilled in its lane: it needs no slot, and no ring
 
 
@@ -87,9 +88,10 @@ class Slot:
     def use(self, owner: int) -> Use:
         return Use(owner, self.reservation.slot, self.reservation.epoch, self.segment)
 
-    def grant(self, turn: int, waiting: Waiting) -> list[Step]:
+    def grant(self, turn: int, waiting: Waiting, cached: int = 0) -> list[Step]:
+        """``cached``: the KV [0, cached) of the prompt is not sent."""
         self.holder, self.turn = waiting, turn
-        self.landed = dict.fromkeys(self.writers, 0)
+        self.landed = dict.fromkeys(self.writers, cached)
         self.hidden, self.lane, self.imported = False, -1, False
         return self.reservation.grant(self.writers)
 

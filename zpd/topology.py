@@ -13,7 +13,7 @@ from math import ceil
 from types import MappingProxyType
 from typing import Any
 
-from zpd import address, depth, prefetch
+from zpd import address, depth, lanecache, prefetch
 from zpd.sums import OFF
 
 ROLES = ("coordinator", "prefill", "decode")
@@ -83,6 +83,10 @@ class Topology:
     source_slots: int = 1
     routing: str = prefetch.REMOTE  # who prefills: the ring, the decode node ("local"), or "cost"
     prefetch_next: bool = False  # the ring prefills the next request while the lane decodes one
+    prefix_cache: str = lanecache.OFF  # whether the decode node keeps KV of finished requests ...
+    prefix_cache_tokens: int = 8192  # ... so much of it where the lanes are ...
+    host_cache_tokens: int = 0  # ... and so much more in host memory
+    stage_cache_tokens: int = 0  # so much KV of finished prompts is kept by each stage
     max_queue: int = 256  # requests that wait
     checksum: str = OFF  # of every blob, one of zpd.sums.CHECKSUMS
     run_dir: str = "runs"
@@ -152,6 +156,16 @@ class Topology:
         """Ops that may ever be outstanding."""
         return self.prefill_depth or depth.MOST
 
+    def lane_blocks(self) -> tuple[int, int]:
+        """Chunks that the decode node's caches have room for: where the lanes are, on the host."""
+        if self.prefix_cache == lanecache.OFF:
+            return 0, 0
+        return self.prefix_cache_tokens // self.chunk, self.host_cache_tokens // self.chunk
+
+    def stage_blocks(self) -> int:
+        """Chunks that each stage's prefix cache has room for."""
+        return self.stage_cache_tokens // self.chunk
+
     def high_water(self) -> int:
         """Messages that one queue must hold: all KV of every source slot, a window of ops, an
         answer of single tokens; twice that, so that a full queue is an alarm."""
@@ -175,6 +189,8 @@ class Topology:
             "routing": self.routing,
             "prefetch_next": str(self.prefetch_next).lower(),
             "checksum": self.checksum,
+            "prefix_cache": self.prefix_cache,
+            "[prefill] prefix_cache_tokens": str(self.stage_cache_tokens),
             "name": self.name,
             "topology": self.fingerprint(),  # last, as what it says best is said by a key above
         }

@@ -12,6 +12,8 @@ from typing import Protocol
 
 from nodes.kv import KvForm, SourceSlots
 from zpd.actor import Progress
+from zpd.ids import Block
+from zpd.prefixes import Copy, Place
 from zpd.requests import Sampling
 from zpd.wire import Blob
 
@@ -43,8 +45,25 @@ class PrefillEngine(Protocol):
         """Run the chunk at [start, start + n) of the sequence in KV row ``row``.
 
         ``x``: token ids int32 [n] at the head, activations [n, hidden] elsewhere. The row's KV
-        [0, start) was made by earlier calls. Returned blobs are fresh memory.
+        [0, start) was made by earlier calls, or restored. Returned blobs are fresh memory.
         """
+        ...
+
+    def keep(self, row: int, start: int, blocks: Sequence[Block], progress: Progress) -> None:
+        """Copy the row's whole chunks from ``start`` on into these blocks of the prefix cache."""
+        ...
+
+    def restore(self, row: int, blocks: Sequence[Block], progress: Progress) -> None:
+        """The row's KV is what these blocks hold, one chunk after the other, and no more. Raises
+        RemoteError("prefix") where one does not hold that use."""
+        ...
+
+    def kv(self, row: int, start: int, stop: int) -> tuple[Blob, Blob]:
+        """k and v of the row at [start, stop), as in ``Forwarded``."""
+        ...
+
+    def forget(self) -> None:
+        """No block of the prefix cache holds anything."""
         ...
 
 
@@ -57,13 +76,31 @@ class DecodeEngine(Protocol):
 
     def load(self, progress: Progress) -> None: ...
 
+    def begin(self, slot: int) -> None:
+        """A new use of the slot, whose first chunks will not land. Loop thread."""
+        ...
+
     def land(self, slot: int, first_layer: int, start: int, k: Blob, v: Blob) -> None:
         """Copy one KV chunk into a source slot. Raises RemoteError where shape or dtype is not the
         slot's. Loop thread."""
         ...
 
-    def kv_digest(self, slot: int, n_prompt: int, progress: Progress) -> str:
-        """SHA-256, in hex, of the slot's KV [0, n_prompt); see ``nodes.kv.SourceSlots.digest``."""
+    def kv_digest(self, lane: int, n_prompt: int, progress: Progress) -> str:
+        """SHA-256, in hex, of the lane's KV [0, n_prompt); see ``nodes.kv.digest``."""
+        ...
+
+    def keep(self, lane: int, copies: Sequence[Copy], progress: Progress) -> None:
+        """Fill blocks of the prefix cache from the lane's KV, or from each other."""
+        ...
+
+    def restore(self, lane: int, places: Sequence[Place], progress: Progress) -> None:
+        """Copy blocks of the prefix cache to the lane's beginning. Raises RemoteError("prefix")
+        where one does not hold that use."""
+        ...
+
+    @property
+    def block_bytes(self) -> int:
+        """KV of one chunk. Known before ``load``."""
         ...
 
     def import_slot(
@@ -73,8 +110,10 @@ class DecodeEngine(Protocol):
         prompt: Sequence[int],
         sampling: Sampling,
         progress: Progress,
+        start: int = 0,
     ) -> None:
-        """Copy the slot's KV [0, n_prompt) into a lane. The slot is not read after this."""
+        """Copy the slot's KV [start, n_prompt) into a lane that has [0, start) already. The slot is
+        not read after this."""
         ...
 
     def prefill(

@@ -81,6 +81,7 @@ class Solo:
     def kv_digest(self, prompt: Sequence[int]) -> str:
         """What the decode node's log says of the import of ``prompt``, in event kv_imported."""
         self._fill(prompt)
+        self._decode.import_slot(0, 0, prompt, Sampling(), self._progress)
         return self._decode.kv_digest(0, len(prompt), self._progress)
 
     def answer(

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from nodes.blocks import Blocks
 from nodes.engine.numerics import device_of, numeric_plan, use_threads
 from nodes.engine.tensors import DTYPES, kv_form, to_blob, to_ids, to_tensor
-from nodes.kv import SourceSlots
+from nodes.kv import SourceSlots, digest
 from nodes.models.checkpoint import Checkpoint
 from nodes.models.decoder import Decoder
 from nodes.models.directory import resolve
@@ -19,6 +20,7 @@ from nodes.sampling import Sampler
 from nodes.segments import SlotMemory
 from zpd.actor import Progress
 from zpd.errors import RemoteError, ZpdBug
+from zpd.prefixes import Copy, Place
 from zpd.requests import Sampling
 from zpd.topology import Node, Topology
 from zpd.wire import Blob
@@ -61,6 +63,12 @@ class TorchDecode:
         self.slots = SourceSlots(self._topology.source_slots, form, self._memory)
         rows = (self._topology.lanes, *form.shape.row)
         self._kv = torch.empty(rows, dtype=dtype, device=device)
+        chunk = self._topology.chunk
+        pools = (
+            torch.empty(form.shape.pool(blocks, chunk), dtype=dtype, device=where)
+            for blocks, where in zip(self._topology.lane_blocks(), (device, "cpu"), strict=True)
+        )
+        self._blocks = Blocks(chunk, *pools)
         self._decoder = Decoder(
             spec, (0, spec.layers), room, dtype, device, embedding=True, head=True
         )
@@ -69,8 +77,28 @@ class TorchDecode:
     def land(self, slot: int, first_layer: int, start: int, k: Blob, v: Blob) -> None:
         self.slots.land(slot, first_layer, start, k, v)
 
-    def kv_digest(self, slot: int, n_prompt: int, progress: Progress) -> str:
-        return self.slots.digest(slot, n_prompt, progress)
+    @property
+    def block_bytes(self) -> int:
+        spec, chunk = read_spec(resolve(self._topology.model.name)), self._topology.chunk
+        return spec.kv_bytes(chunk, spec.layers, DTYPES[self._node.dtype].itemsize)
+
+    def begin(self, slot: int) -> None:
+        pass  # what does not land is not read
+
+    @torch.inference_mode()
+    def kv_digest(self, lane: int, n_prompt: int, progress: Progress) -> str:
+        layers = (layer[:, :, :n_prompt].cpu() for layer in self._kv[lane])
+        if self._kv.dtype == torch.bfloat16:
+            layers = (layer.view(torch.uint16) for layer in layers)
+        return digest((layer.numpy() for layer in layers), n_prompt, progress)
+
+    @torch.inference_mode()
+    def keep(self, lane: int, copies: Sequence[Copy], progress: Progress) -> None:
+        self._blocks.keep(self._kv[lane], copies, progress)
+
+    @torch.inference_mode()
+    def restore(self, lane: int, places: Sequence[Place], progress: Progress) -> None:
+        self._blocks.restore(self._kv[lane], places, progress)
 
     @torch.inference_mode()
     def import_slot(
@@ -80,12 +108,13 @@ class TorchDecode:
         prompt: Sequence[int],
         sampling: Sampling,
         progress: Progress,
+        start: int = 0,
     ) -> None:
         use_threads(self._node)
         n = len(prompt)
         for layer, there in zip(self.slots.kv[slot], self._kv[lane], strict=True):
-            here = torch.from_numpy(layer[:, :, :n])
-            there[:, :, :n].copy_(here.view(there.dtype))
+            here = torch.from_numpy(layer[:, :, start:n])
+            there[:, :, start:n].copy_(here.view(there.dtype))
             progress.bump()
         self._lanes[lane] = Lane(Sampler(sampling, prompt), n, -1)
 

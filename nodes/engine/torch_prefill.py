@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from nodes.blocks import Blocks, only_tier
 from nodes.engine.base import Forwarded
 from nodes.engine.numerics import device_of, numeric_plan, use_threads
 from nodes.engine.tensors import DTYPES, kv_form, to_blob, to_ids, to_tensor
-from nodes.kv import KvForm
+from nodes.kv import KvForm, KvShape
 from nodes.models.checkpoint import Checkpoint
 from nodes.models.decoder import Decoder
 from nodes.models.directory import resolve
 from nodes.models.spec import read_spec
 from zpd.actor import Progress
 from zpd.errors import RemoteError, ZpdBug
+from zpd.ids import Block
 from zpd.topology import Node, Topology
 from zpd.wire import Blob
 
@@ -40,9 +44,12 @@ class TorchPrefill:
         )
         self._decoder.load(Checkpoint(path), progress.bump)
         layers, rows = node.layers[1] - node.layers[0], self._topology.source_slots
-        shape = (rows, layers, 2, spec.kv_heads, room, spec.head_dim)
-        self._kv = torch.empty(shape, dtype=dtype, device=device)
+        shape = KvShape(layers, spec.kv_heads, room, spec.head_dim, node.dtype)
+        self._kv = torch.empty((rows, *shape.row), dtype=dtype, device=device)
         self._filled = [0] * rows
+        chunk = self._topology.chunk
+        pool = shape.pool(self._topology.stage_blocks(), chunk)
+        self._blocks = Blocks(chunk, torch.empty(pool, dtype=dtype, device=device))
 
     def kv_form(self) -> KvForm:
         return kv_form(self._topology, self._decoder.spec)
@@ -58,14 +65,31 @@ class TorchPrefill:
             raise ZpdBug(f"row {row} holds [0, {self._filled[row]}); no op can start at {start}")
         h = self._decoder.run(h, self._kv[row], start, progress.bump)
         self._filled[row] = stop
-        kv = self._kv[row, :, :, :, start:stop]
-        kv_dtype = self._topology.decode.dtype
+        k, v = self.kv(row, start, stop)
         return Forwarded(
             activations=to_blob(h, self._node.dtype),
-            k=to_blob(kv[:, 0], kv_dtype),
-            v=to_blob(kv[:, 1], kv_dtype),
+            k=k,
+            v=v,
             hidden=to_blob(h[-1:], self._node.dtype),
         )
+
+    @torch.inference_mode()
+    def kv(self, row: int, start: int, stop: int) -> tuple[Blob, Blob]:
+        kv, dtype = self._kv[row, :, :, :, start:stop], self._topology.decode.dtype
+        return to_blob(kv[:, 0], dtype), to_blob(kv[:, 1], dtype)
+
+    @torch.inference_mode()
+    def keep(self, row: int, start: int, blocks: Sequence[Block], progress: Progress) -> None:
+        self._blocks.keep_from(self._kv[row], start, blocks, progress)
+
+    @torch.inference_mode()
+    def restore(self, row: int, blocks: Sequence[Block], progress: Progress) -> None:
+        self._filled[row] = 0
+        self._blocks.restore(self._kv[row], only_tier(blocks), progress)
+        self._filled[row] = len(blocks) * self._topology.chunk
+
+    def forget(self) -> None:
+        self._blocks.forget()
 
     def _read(self, x: Blob) -> torch.Tensor:
         """Raises RemoteError where ``x`` is not what this stage takes."""

@@ -17,13 +17,16 @@ from typing import Any
 
 import numpy as np
 
+from nodes.blocks import Blocks, only_tier
 from nodes.engine.base import Forwarded
-from nodes.kv import KvForm, KvShape, SourceSlots
+from nodes.kv import KvForm, KvShape, SourceSlots, digest
 from nodes.sampling import Sampler
 from nodes.segments import SlotMemory
 from zpd.actor import Progress
 from zpd.errors import RemoteError, ZpdBug
+from zpd.ids import Block
 from zpd.layers import TOY_LAYERS
+from zpd.prefixes import Copy, Place
 from zpd.requests import Sampling
 from zpd.topology import Node, Topology
 from zpd.wire import Blob
@@ -56,8 +59,10 @@ class ToyPrefill:
         return dict(PLAN)
 
     def load(self, progress: Progress) -> None:
-        shape = _shape(self._topology, self._stop - self._first)
+        shape, chunk = _shape(self._topology, self._stop - self._first), self._topology.chunk
         self._kv = np.zeros((self._topology.source_slots, *shape.row), np.uint64)
+        pool = shape.pool(self._topology.stage_blocks(), chunk)
+        self._blocks = Blocks(chunk, np.zeros(pool, np.uint64))
         progress.bump()
 
     def kv_form(self) -> KvForm:
@@ -79,6 +84,20 @@ class ToyPrefill:
             hidden=Blob.of(h[-1:, None].copy()),
         )
 
+    def keep(self, row: int, start: int, blocks: Sequence[Block], progress: Progress) -> None:
+        self._blocks.keep_from(self._kv[row], start, blocks, progress)
+
+    def restore(self, row: int, blocks: Sequence[Block], progress: Progress) -> None:
+        self._kv[row] = 0
+        self._blocks.restore(self._kv[row], only_tier(blocks), progress)
+
+    def kv(self, row: int, start: int, stop: int) -> tuple[Blob, Blob]:
+        part = self._kv[row, :, :, :, start:stop]
+        return Blob.of(part[:, 0].copy()), Blob.of(part[:, 1].copy())
+
+    def forget(self) -> None:
+        self._blocks.forget()
+
 
 class ToyDecode:
     """A ``DecodeEngine``."""
@@ -95,16 +114,32 @@ class ToyDecode:
         return dict(PLAN)
 
     def load(self, progress: Progress) -> None:
-        form = _form(self._topology)
+        form, chunk = _form(self._topology), self._topology.chunk
         self.slots = SourceSlots(self._topology.source_slots, form, self._memory)
         self._kv = np.zeros((self._topology.lanes, *form.shape.row), np.uint64)
+        sizes = self._topology.lane_blocks()
+        pools = (np.zeros(form.shape.pool(n, chunk), np.uint64) for n in sizes)
+        self._blocks = Blocks(chunk, *pools)
         progress.bump()
+
+    @property
+    def block_bytes(self) -> int:
+        return self._layers * 2 * KV_HEADS * self._topology.chunk * HEAD_DIM * 8
+
+    def begin(self, slot: int) -> None:
+        self.slots.kv[slot][:] = 0
 
     def land(self, slot: int, first_layer: int, start: int, k: Blob, v: Blob) -> None:
         self.slots.land(slot, first_layer, start, k, v)
 
-    def kv_digest(self, slot: int, n_prompt: int, progress: Progress) -> str:
-        return self.slots.digest(slot, n_prompt, progress)
+    def kv_digest(self, lane: int, n_prompt: int, progress: Progress) -> str:
+        return digest(self._kv[lane], n_prompt, progress)
+
+    def keep(self, lane: int, copies: Sequence[Copy], progress: Progress) -> None:
+        self._blocks.keep(self._kv[lane], copies, progress)
+
+    def restore(self, lane: int, places: Sequence[Place], progress: Progress) -> None:
+        self._blocks.restore(self._kv[lane], places, progress)
 
     def import_slot(
         self,
@@ -113,10 +148,11 @@ class ToyDecode:
         prompt: Sequence[int],
         sampling: Sampling,
         progress: Progress,
+        start: int = 0,
     ) -> None:
         _take(self._topology, progress)
         source = self.slots.kv[slot]
-        self._kv[lane] = source
+        self._kv[lane, :, :, :, start:] = source[:, :, :, start:]
         source[:] = 0
         self._lanes[lane] = _Lane(Sampler(sampling, prompt), len(prompt))
 

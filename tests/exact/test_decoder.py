@@ -203,6 +203,7 @@ def test_lanes_do_not_influence_each_other(models: dict[str, Path]) -> None:
 def test_a_stage_reads_only_its_own_tensors(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """S9: no stage has the head; the decode node has, and uses it once for each token."""
     read: list[str] = []
     really = Checkpoint.read
 

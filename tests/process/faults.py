@@ -31,21 +31,28 @@ FAST = {
 }
 SLACK = 5.0
 SECONDS = 0.04  # of each op, import and step: slow enough to be caught in the middle
+TWO = {"lanes": 2, "source_slots": 2}
 NODES = ("coordinator", "stage-0", "stage-1", "decode")
 
 
 class Faults:
-    """Two lanes and two source slots: one request decodes while another fills and a third waits."""
+    """Two lanes and two source slots, if ``decode`` does not say otherwise: one request decodes
+    while another fills and a third waits. ``kv``: see ``write_config``."""
 
     def __init__(
-        self, directory: Path, seconds: float = SECONDS, timeouts: Mapping[str, float] = FAST
+        self,
+        directory: Path,
+        seconds: float = SECONDS,
+        timeouts: Mapping[str, float] = FAST,
+        kv: str = "auto",
+        decode: Mapping[str, Any] = TWO,
     ) -> None:
         sections = {
             "topology": {"log_level": "debug"},
             "model": {"toy_seconds": seconds},
-            "decode": {"lanes": 2, "source_slots": 2},
+            "decode": decode,
         }
-        self.config = write_config(directory, timeouts=timeouts, sections=sections)
+        self.config = write_config(directory, timeouts=timeouts, kv=kv, sections=sections)
         self.topology = load(self.config)
         self.run_dir = directory / "run"
         self.running = started(self.config, self.run_dir)

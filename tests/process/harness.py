@@ -63,11 +63,11 @@ def write_config(
     stages: int = 2,
     model: Mapping[str, Any] | None = None,
     timeouts: Mapping[str, float] = QUICK,
-    kv: str = "auto",
+    kv: str | Sequence[str] = "auto",
     sections: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Path:
-    """A topology file on free ports, by default of the toy model. ``kv``: of each stage; auto is
-    shm here.
+    """A topology file on free ports, by default of the toy model. ``kv``: of all stages, or one for
+    each; auto is shm here.
 
     Its name is used nowhere else, so that no other run holds the names of its nodes.
     """
@@ -87,7 +87,7 @@ def write_config(
     for (node, role), port in zip(nodes, ports, strict=True):
         values = {"name": node, "role": role, "address": f"tcp://127.0.0.1:{port}"}
         if role == "prefill":
-            values["kv"] = kv
+            values["kv"] = kv if isinstance(kv, str) else kv[int(node.removeprefix("stage-"))]
         text += f"[[node]]\n{_values(values)}\n"
     path = directory / f"{name}.toml"
     path.write_text(text)

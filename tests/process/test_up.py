@@ -22,6 +22,7 @@ from tests.process.harness import (
     write_config,
     zpd,
 )
+from tests.process.users import User
 from tools.answer import receive
 from tools.interrupts import Interrupts
 from zpd.client import Client
@@ -199,3 +200,17 @@ def test_run_directories_are_fresh_each_time(tmp_path: Path) -> None:
         done = zpd("ask", "--config", config, "--up", "--raw", "--max-tokens", "1", "hello")
         assert done.returncode == 0, done.stderr
     assert len(os.listdir(tmp_path / "runs")) == 2
+
+
+def test_a_second_start_fails_and_leaves_the_first_one_alone(tmp_path: Path) -> None:
+    """Its ports, its names and its slots' memory."""
+    config = write_config(tmp_path, kv="shm")
+    with started(config, tmp_path / "run") as running:
+        again = zpd("up", config, "--run-dir", tmp_path / "again")
+        assert again.returncode != 0 and "Traceback" not in again.stderr
+        user = User(running.topology)
+        answer = user.ask(list(range(40)), 6)
+        wait_until(lambda: answer.over, "the answer of the first")
+        answer.right()
+        user.close()
+        assert running.poll() == ()

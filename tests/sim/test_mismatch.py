@@ -68,6 +68,12 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "chunk": ({"theirs": replace(TOPOLOGY, chunk=8)}, "4", "8"),
     "source_slots": ({"theirs": replace(TOPOLOGY, source_slots=2)}, "1", "2"),
     "routing": ({"theirs": replace(TOPOLOGY, routing="cost")}, "remote", "cost"),
+    "prefix_cache": ({"theirs": replace(TOPOLOGY, prefix_cache="exact")}, "off", "exact"),
+    "[prefill] prefix_cache_tokens": (
+        {"theirs": replace(TOPOLOGY, stage_cache_tokens=64)},
+        "0",
+        "64",
+    ),
     "prefetch_next": ({"theirs": replace(TOPOLOGY, prefetch_next=True)}, "false", "true"),
 }
 

@@ -331,12 +331,12 @@ def test_other_lanes_step_between_the_chunks(seed: int) -> None:
     world = made(LOCAL, seed, lanes=2)
     a = world.user.ask(prompt(1, 3), max_tokens=60)
     world.run_until(lambda: len(a.ids) > 1)
-    begin = world.actor("decode").steps
+    begin = world.actor("decode").lanes.steps
     b = world.user.ask(prompt(2, 48), max_tokens=2)
     seen = {}
     while not b.ids:
         world.step()
-        seen[len(world.named("local_computed")) - 1] = world.actor("decode").steps
+        seen[len(world.named("local_computed")) - 1] = world.actor("decode").lanes.steps
     chunks = [e for e in world.named("local_computed") if e["att"] == "1.2"]
     assert len(chunks) == 12
     between = [seen[n + 1] - seen[n] for n in range(1, 12)]
@@ -475,13 +475,13 @@ def test_a_cancel_while_its_chunk_computes_frees_the_lane_at_once() -> None:
     world.hold_work("decode")
     a = world.user.ask(prompt(1, 20), max_tokens=3)
     node: DecodeNode = world.actor("decode")
-    world.run_until(lambda: node.prefilling)
+    world.run_until(lambda: node.lanes.prefilling)
     b = world.user.ask(prompt(2, 21), max_tokens=3)
     world.run_until(lambda: b.uid)
     world.user.cancel(a)
     world.run_until(lambda: a.done)
     world.settle()
-    assert [str(x) for x in node.owner.lanes] == ["1.2"] and node.prefilling
+    assert [str(x) for x in node.owner.lanes] == ["1.2"] and node.lanes.prefilling
     world.free_work("decode")
     world.run_until(lambda: b.done)
     right(b, prompt(2, 21), 3)
@@ -496,7 +496,7 @@ def test_a_deadline_ends_it_wherever_it_is(moment: str) -> None:
     if moment != "queued":
         a = world.user.ask(prompt(0, 19), max_tokens=40, timeout=5.0)
         node = world.actor("decode")
-        world.run_until(lambda: node.prefilling if moment == "computing" else a.ids)
+        world.run_until(lambda: node.lanes.prefilling if moment == "computing" else a.ids)
         world.hold_work("decode")
     else:
         world.hold("decode", "coordinator")

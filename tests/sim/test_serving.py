@@ -228,3 +228,18 @@ def test_order_and_a_window_that_sizes_itself_change_no_token(policy: str, stage
         right(answer, prompt(i, 5 + 11 * i % 50), 4)
     assert max(e["outstanding"] for e in world.named("op_sent")) <= made.most_ops()
     world.run_until(world.idle)
+
+
+@pytest.mark.parametrize("kv", ["tcp", "shm"])
+def test_no_send_holds_up_a_stages_compute(kv: str) -> None:
+    """S10: nothing that the head sends arrives, neither activations nor KV, and it computes on."""
+    world = World(topology(2, kv=kv, prefill_depth=8))
+    for target in ("prefill-1", "decode"):
+        world.hold("prefill-0", target, "bulk")
+    answer = world.user.ask(prompt(1, 30), max_tokens=3)
+    world.run_until(lambda: len(world.named("op_computed", "prefill-0")) == 8)
+    assert not world.named("op_computed", "prefill-1") and not world.named("kv_landed")
+    for target in ("prefill-1", "decode"):
+        world.release("prefill-0", target, "bulk")
+    world.run_until(lambda: answer.done)
+    right(answer, prompt(1, 30), 3)

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tools.ahead import law, nodes, plan, report, story
-from tools.ahead.others import HERTZ, Others, foreign
 from tools.ahead.plan import Case, Shape
 from tools.ahead.report import Ran
 from tools.ahead.story import Noted
 from tools.cli import main
+from tools.warm.nodes import BUSY, SET, TELL, Recorder, answer
+from tools.warm.others import HERTZ, Others, foreign
 from zpd.errors import RemoteError
 from zpd.ids import Attempt, Ring, Term, Use
 from zpd.messages import Close, Message, Note, Prefill, Token
@@ -270,14 +271,14 @@ class Wire:
 
 def test_messages_are_noted_and_the_benchs_own_are_not() -> None:
     wire = Wire()
-    recorder = nodes.Recorder(wire)  # type: ignore[arg-type]
+    recorder = Recorder(wire, nodes.noted("decode"))  # type: ignore[arg-type]
     token = Token(Attempt(1, 2), 0, (7,), "length")
     assert recorder.send("up", token)
     assert not recorder.send("down", token), "a message that was not sent is none"
     recorder.take("up", Close(Ring(Term(1, 1), (1,)), Use(1, 0, 0, 0)))
-    nodes.answer(recorder, "up", Note(nodes.TELL), "", lambda fields: None)
-    assert wire.sent == [token, token, Note(nodes.TELL)]
-    assert [(n.at, n.kind, n.sent, n.att) for n in recorder.notes] == [
+    answer(recorder, "up", Note(TELL), "", lambda fields: None)
+    assert wire.sent == [token, token, Note(TELL)]
+    assert [(n["at"], n["kind"], n["sent"], n["att"]) for n in recorder.notes] == [
         (5.0, "Token", True, "1.2"),
         (5.0, "Close", False, ""),
     ]
@@ -286,14 +287,14 @@ def test_messages_are_noted_and_the_benchs_own_are_not() -> None:
 def test_a_busy_node_is_not_switched() -> None:
     """R7: between two batches only; nothing changes under a request."""
     wire = Wire()
-    recorder = nodes.Recorder(wire)  # type: ignore[arg-type]
+    recorder = Recorder(wire, nodes.noted("decode"))  # type: ignore[arg-type]
     seen: list[dict[str, str]] = []
-    nodes.answer(recorder, "up", Note(nodes.SET, {"a": "b"}), "a lane decodes", seen.append)
-    assert (seen, wire.sent[-1]) == ([], Note(nodes.SET, {nodes.BUSY: "a lane decodes"}))
-    nodes.answer(recorder, "up", Note(nodes.SET, {"a": "b"}), "", seen.append)
-    assert (seen, wire.sent[-1]) == ([{"a": "b"}], Note(nodes.SET))
+    answer(recorder, "up", Note(SET, {"a": "b"}), "a lane decodes", seen.append)
+    assert (seen, wire.sent[-1]) == ([], Note(SET, {BUSY: "a lane decodes"}))
+    answer(recorder, "up", Note(SET, {"a": "b"}), "", seen.append)
+    assert (seen, wire.sent[-1]) == ([{"a": "b"}], Note(SET))
     with pytest.raises(RemoteError, match="not_for_me"):
-        nodes.answer(recorder, "up", Note("else"), "", seen.append)
+        answer(recorder, "up", Note("else"), "", seen.append)
 
 
 def test_a_paced_engine_is_the_engine() -> None:

@@ -130,6 +130,24 @@ def test_needs(tmp_path: Path) -> None:
     assert queues(topology).kv == 3 * (7 + 1) + 1
 
 
+def test_needs_of_prefix_caches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole chunks of 16 tokens: 3 and 2 at the decode node, 2 at each stage."""
+    file = put(tmp_path)
+    without = load(file)
+    text = file.read_text().replace("chunk = 16", "chunk = 16\nprefix_cache_tokens = 40")
+    caches = 'prefix_cache = "exact"\nprefix_cache_tokens = 50\nhost_cache_tokens = 32'
+    file.write_text(text.replace("lanes = 2", f"lanes = 2\n{caches}"))
+    topology, spec = load(file), read_spec(tmp_path / "model")
+    token = 2 * 2 * 2  # k and v, heads, head_dim; of one layer
+    for name, more in (("a", 4 * 32 * token * 2), ("b", 2 * 32 * token), ("d", 4 * 80 * token * 3)):
+        before = need(without, without.node(name), spec)
+        after = need(topology, topology.node(name), spec)
+        assert (after.weights, after.kv - before.kv) == (before.weights, more)
+    assert main(["check", str(file)]) == 0
+    said = "prefix cache exact: the decode node keeps 48 tokens and, in host memory, 32; each stage"
+    assert said in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("changed", "parts"),
     [

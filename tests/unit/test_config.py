@@ -84,18 +84,6 @@ def test_good(tmp_path: Path) -> None:
     assert not t.expose
 
 
-def test_every_key_of_a_node_reaches_it(tmp_path: Path) -> None:
-    more = 'layers = [0, 3]\nthreads = 3\ndevice = "cuda:1"\ndtype = "bfloat16"\nkv = "shm"\n'
-    more += 'via = { b = "tcp://127.0.0.1:9" }\n'
-    t = load(write(tmp_path, swap(A, A + more).replace(B, B + "layers = [3, 8]\n")))
-    said = {"name": "a", "role": "prefill", "address": A.split('"')[0], "layers": (0, 3),
-            "threads": 3, "device": "cuda:1", "dtype": "bfloat16", "kv": "shm",
-            "via": {"b": "tcp://127.0.0.1:9"}}  # fmt: skip
-    left = {"host", "peers", "bulk_peers", "args"}  # see configs/two-hosts.toml, own-actor.toml
-    assert said.keys() | left == NODE.keys()
-    assert {k: getattr(t.nodes[1], k) for k in said} == said
-
-
 def swap(old: str, new: str) -> str:
     assert GOOD.count(old) == 1, old
     return GOOD.replace(old, new)
@@ -133,6 +121,26 @@ WRONG: dict[str, tuple[str, tuple[str, ...]]] = {
     "key of the toy": (
         swap('"toy"', '"./m"\nlayers = 4\ntoy_seconds = 0.5'),
         ("[model] toy_seconds = 0.5", "only the model toy"),
+    ),
+    "prefix cache mode": (
+        swap("lanes = 1", 'lanes = 1\nprefix_cache = "inexcat"'),
+        ('[decode] prefix_cache = "inexcat"', "off, exact, inexact", "did you mean inexact?"),
+    ),
+    "prefix cache below a chunk": (
+        swap("lanes = 1", 'lanes = 1\nprefix_cache = "exact"\nprefix_cache_tokens = 15'),
+        ("[decode] prefix_cache_tokens = 15", "from [prefill] chunk = 16 on"),
+    ),
+    "host cache below a chunk": (
+        swap("lanes = 1", 'lanes = 1\nprefix_cache = "exact"\nhost_cache_tokens = 1'),
+        ("[decode] host_cache_tokens = 1", "from [prefill] chunk = 16 on"),
+    ),
+    "stage cache below a chunk": (
+        swap("chunk = 16", "chunk = 16\nprefix_cache_tokens = 9"),
+        ("[prefill] prefix_cache_tokens = 9", "from [prefill] chunk = 16 on"),
+    ),
+    "stage cache beyond a message": (
+        swap("chunk = 16", "chunk = 16\nprefix_cache_tokens = 65537"),
+        ("[prefill] prefix_cache_tokens = 65537", "to 4096 of them = 65536"),
     ),
     "number as text": (
         swap("chunk = 16", 'chunk = "16"'),
@@ -356,6 +364,36 @@ def test_default_dtype_is_the_models(tmp_path: Path) -> None:
     assert [n.dtype for n in t.nodes] == ["bfloat16", "float32", "bfloat16", "bfloat16"]
 
 
+def test_every_key_of_a_node_reaches_the_topology(tmp_path: Path) -> None:
+    """Each with a value that is not its default."""
+    stage = {"threads": 3, "device": "cuda:1", "dtype": "bfloat16", "kv": "tcp", "layers": [0, 3]}
+    stage["via"] = {"b": "tcp://127.0.0.1:9"}
+    own = {"peers": ["a"], "bulk_peers": ["b"], "args": {"x": 1}}
+    asked = {"a": stage, "b": {"layers": [3, 8]}, "mine": own}
+    text = GOOD + '[[node]]\nname = "mine"\nrole = "m:C"\naddress = "tcp://127.0.0.1:47004"\n'
+    for name, values in asked.items():
+        lines = "".join(f"{k} = {toml(v)}\n" for k, v in values.items())
+        text = text.replace(f'name = "{name}"\n', f'name = "{name}"\n{lines}')
+    text = text.replace('address = "', 'host = "h"\naddress = "')
+    t = load(write(tmp_path, text))
+    keys = {"name", "role", "address", "host", *(k for values in asked.values() for k in values)}
+    assert keys == NODE.keys()
+    assert {n.host for n in t.nodes} == {"h"}
+    for name, values in asked.items():
+        for key, value in values.items():
+            assert getattr(t.node(name), key) == frozen(value), key
+
+
+def toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{k} = {toml(v)}" for k, v in value.items()) + " }"
+    return json.dumps(value)
+
+
+def frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
 def test_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.toml: cannot be read: No such file"):
         load(tmp_path / "nowhere.toml")
@@ -387,6 +425,17 @@ def test_the_explained_config_shows_every_key_and_its_default(zpd_home: Path) ->
     t = load(CONFIGS / "local-2stage.toml")
     bare = Topology(t.name, t.file, t.model, t.nodes)
     assert t == bare
+
+
+def test_caches(tmp_path: Path) -> None:
+    """Whole chunks; off is off whatever its budget says."""
+    file = tmp_path / "t.toml"
+    budgets = "prefix_cache_tokens = 50\nhost_cache_tokens = 40"
+    text = swap("chunk = 16", "chunk = 16\nprefix_cache_tokens = 33")
+    for mode, blocks in (("off", (0, 0)), ("exact", (3, 2)), ("inexact", (3, 2))):
+        said = f'lanes = 1\nprefix_cache = "{mode}"\n{budgets}'
+        file.write_text(text.replace("lanes = 1", said))
+        assert (load(file).lane_blocks(), load(file).stage_blocks()) == (blocks, 2)
 
 
 def test_every_reader_says_what_it_allows() -> None:

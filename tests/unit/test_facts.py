@@ -42,6 +42,8 @@ CHANGES: dict[str, Topology] = {
     "routing": changed(routing="cost"),
     "prefetch_next": changed(prefetch_next=True),
     "checksum": changed(checksum="sum64"),
+    "prefix_cache": changed(prefix_cache="exact"),
+    "[prefill] prefix_cache_tokens": changed(stage_cache_tokens=64),
     "name": changed(name="other"),
     "topology": node("decode", address="tcp://127.0.0.1:98"),
 }

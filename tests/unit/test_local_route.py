@@ -9,6 +9,7 @@ import pytest
 from tests.unit import test_owner, test_scheduler
 from tests.unit.test_owner import NEXT, RING
 from zpd.attempt import Phase
+from zpd.decisions import Refusal, Routed
 from zpd.errors import Outcome, RemoteError
 from zpd.ids import Attempt
 from zpd.messages import Ended, Grant, GrantLane, Prefill, Release, Reserve, ReserveLane, Token
@@ -17,7 +18,6 @@ from zpd.owner import Granted, LaneGranted, StopLane
 from zpd.prefetch import REMOTE
 from zpd.reservation import Step
 from zpd.routing import COST, LOCAL
-from zpd.scheduler import Refusal, Routed
 from zpd.topology import Topology
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from zpd.ids import Attempt, Ring, Term, Use
+from zpd.ids import Attempt, Block, Ring, Term, Use
 from zpd.messages import Open, Prefill
 from zpd.ring import RingOpener, RingState, StageRing
 
@@ -88,6 +88,14 @@ def test_chunks_of_a_row_are_contiguous() -> None:
     assert ring.begin(op(8, 12)) == "wrong_range"
     assert ring.begin(op(0, 4)) == "wrong_range"
     assert ring.begin(op(4, 8)) == ""
+
+
+def test_a_row_may_begin_with_what_was_kept() -> None:
+    ring = stage()
+    kept = (Block(0, 1), Block(1, 1))
+    assert ring.begin(dataclasses.replace(op(8, 12), restore=kept)) == ""
+    assert ring.begin(dataclasses.replace(op(12, 16), restore=kept)) == "wrong_range"
+    assert ring.begin(op(12, 16)) == ""
 
 
 def test_a_row_is_free_after_its_close() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from zpd.attempt import Phase, Request
+from zpd.decisions import Finished, Grew, Refusal, Send
 from zpd.errors import Outcome, RemoteError
 from zpd.ids import Attempt, Use
 from zpd.messages import (
@@ -25,7 +26,7 @@ from zpd.messages import (
 )
 from zpd.requests import Sampling
 from zpd.ring import RingState
-from zpd.scheduler import Finished, Grew, Refusal, Scheduler, Send
+from zpd.scheduler import Scheduler
 from zpd.topology import Model, Node, Topology
 from zpd.window import OutOfOrder
 
@@ -91,6 +92,14 @@ class World:
     @property
     def outcomes(self) -> list[tuple[str, Outcome]]:
         return [(f.live.request.uid, f.outcome) for f in self.finished]
+
+
+@pytest.mark.parametrize("cached", [3, 12, 16])
+def test_a_grant_that_claims_a_cached_part_of_a_chunk_or_all_is_refused(cached: int) -> None:
+    w = World()
+    w.ask("u", 12)
+    with pytest.raises(RemoteError, match="wrong_range"):
+        w.s.granted(0.0, Grant(att(1), Use(900, 0, 1, 0), 0.0, cached))
 
 
 def test_a_request_from_ask_to_its_last_token() -> None:

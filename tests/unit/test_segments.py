@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -127,6 +130,38 @@ def test_clear_takes_all_of_this_topology_and_nothing_else(files: Files, tmp_pat
         files.create(owner, 0, 0, SIZE)
     other.create(1, 0, 0, SIZE)
     assert files.present(1) and files.present(2) and other.present(1)
+    assert list(kept.iterdir()) == []
     files.clear()
     assert not files.present(1) and not files.present(2)
     assert other.present(1) and kept.is_dir()
+
+
+def test_clear_leaves_what_a_living_owner_holds(files: Files, tmp_path: Path) -> None:
+    """As of a second start of the same topology, which fails because the first one runs."""
+    mine = files.create(OWNER, 0, 0, SIZE)
+    second = Files(topology(), tmp_path)
+    second.clear()
+    theirs = second.attach(use(), SIZE, slice(0, SIZE))
+    theirs[:3] = b"yes"
+    assert bytes(mine[:3]) == b"yes"
+    files.clear()
+    assert not files.present(OWNER)
+    second.clear()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_segments_of_the_dead_go(tmp_path: Path) -> None:
+    """Killed, so that it could not clear them itself."""
+    code = (
+        "import os, signal; from pathlib import Path; from nodes.segments import Files; "
+        "from tests.sim.world import topology; "
+        f"Files(topology(), Path({str(tmp_path)!r})).create(7, 0, 0, 4096); "
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, check=False)
+    assert done.returncode == -signal.SIGKILL
+    later = Files(topology(), tmp_path)
+    assert later.present(7)
+    later.clear()
+    assert not later.present(7)

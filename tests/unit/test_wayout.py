@@ -8,11 +8,11 @@ from typing import Any
 from nodes.text import ToyText
 from nodes.wayout import WayOut
 from zpd.attempt import Live, Request
+from zpd.decisions import Finished, Grew
 from zpd.errors import Outcome
 from zpd.ids import Attempt
 from zpd.messages import Delta, Done, Message
 from zpd.requests import Sampling
-from zpd.scheduler import Finished, Grew
 from zpd.worker import BOUND
 
 

@@ -65,5 +65,5 @@ def test_version_dtypes_texts_and_keys_are_there() -> None:
     assert f"{', '.join(sorted(schema.LONG))}: bounded" in kinds
     for field in fields(Sampling):
         assert f"`{field.name}`" in kinds
-    for key in (ids.Attempt, ids.Term, ids.Ring, ids.Use):
+    for key in (ids.Attempt, ids.Term, ids.Ring, ids.Use, ids.Block):
         assert f"| `{key.__name__}` |" in kinds

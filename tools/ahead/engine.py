@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 import json
-import socket
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from tools.ahead import nodes
-from tools.ahead.others import Others
 from tools.ahead.plan import CHUNK
 from tools.ahead.story import Noted
-from tools.bring_up import NotReady, until_ready
-from tools.check import check
 from tools.interrupts import Interrupts
-from tools.launch import Running
-from tools.rows import Board
-from tools.watch import Watch
-from zpd.client import Client
-from zpd.config import load
-from zpd.errors import RemoteError, UserError
+from tools.warm import engine as warm
+from tools.warm.others import Others
+from zpd.errors import RemoteError
 from zpd.layers import TOY
-from zpd.messages import Accepted, Ask, Delta, Done, Note
+from zpd.messages import Accepted, Ask, Delta, Done
 from zpd.requests import Sampling
-from zpd.topology import Node, Topology
 from zpd.wire import Blob
 
-READY = 300.0  # seconds until every node has its model
 ANSWER = 1800.0  # seconds for one batch
-TURN = 10.0  # seconds for a switch to be taken; a slot may still drain
-TICK = 0.1  # seconds between two looks at the interrupts, or at a node that is busy
 STAGE, DECODE = "stage", "decode"
 
 
@@ -74,41 +60,17 @@ class Question:
     max_tokens: int
 
 
-class Switchable(Running):
-    """Its stage and its decode node take the bench's Notes."""
-
-    def command(self, node: Node) -> list[str]:
-        return ["tools.ahead.nodes" if w == "zpd.node" else w for w in super().command(node)]
-
-
 @contextmanager
-def running(engine: Engine, directory: Path, interrupts: Interrupts) -> Iterator[Warm]:
+def running(engine: Engine, directory: Path, interrupts: Interrupts) -> Iterator[Pair]:
     """Start it, and stop it at the end. Raises UserError where it does not get ready."""
-    directory.mkdir()
-    file = directory / "bench.toml"
-    file.write_text(topology_file(engine, directory), encoding="utf-8")
-    topology = load(file)
-    check(topology)
-    with Switchable(topology, directory) as processes:
-        processes.start()
-        with Watch(topology) as watch:
-            try:
-                board = Board(topology)
-                until_ready(processes, watch, board, READY, interrupts, lambda rows, changed: None)
-            except NotReady as e:
-                raise UserError(f"{engine.model}: {e}") from None
-        if interrupts.asked:
-            raise KeyboardInterrupt
-        yield Warm(topology, tuple(processes.pids.values()), interrupts)
+    text = topology_file(engine, directory)
+    with warm.running(text, "tools.ahead.nodes", directory, interrupts) as started:
+        yield Pair(started)
 
 
 def topology_file(engine: Engine, directory: Path) -> str:
     """One stage and the decode node, a thread each; budgets that a busy machine does not pass."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        ports = [s.getsockname()[1] for s in sockets]
+    ports = warm.free_ports(3)
     layers = "layers = 2" if engine.model == TOY else ""
     parts = [
         f'[topology]\nname = "bench-{ports[0]}-{ports[1]}"\nrun_dir = {json.dumps(str(directory))}',
@@ -124,21 +86,19 @@ def topology_file(engine: Engine, directory: Path) -> str:
     return "\n".join(parts) + "\n"
 
 
-class Warm:
-    """The engine, ready. One thread."""
+class Pair:
+    """One stage and the decode node, warm. One thread."""
 
-    def __init__(self, topology: Topology, pids: tuple[int, ...], interrupts: Interrupts) -> None:
-        self.topology = topology
-        self._pids = pids
-        self._interrupts = interrupts
+    def __init__(self, engine: warm.Warm) -> None:
+        self._warm = engine
 
     def switch(
         self, on: bool, eos: str, op_seconds: float = 0.0, step_seconds: float = 0.0
     ) -> None:
         """While nothing runs. ``eos``: see ``tools.ahead.nodes``. What was noted so far is gone."""
-        self._set(STAGE, {"seconds": repr(op_seconds)})
+        self._warm.set(STAGE, {"seconds": repr(op_seconds)})
         word = "on" if on else "off"
-        self._set(DECODE, {"seconds": repr(step_seconds), "prefetch_next": word, "eos": eos})
+        self._warm.set(DECODE, {"seconds": repr(step_seconds), "prefetch_next": word, "eos": eos})
 
     def batch(self, questions: list[Question]) -> Batch:
         """All at once, in one session. Raises RemoteError where a request fails."""
@@ -150,12 +110,12 @@ class Warm:
         places: dict[str, int] = {}  # uid -> place in the batch
         ids: list[list[int]] = [[] for _ in questions]
         ended: dict[int, Done] = {}
-        with self._client("coordinator") as client:
-            others, began = Others(self._pids), client.now()
+        with self._warm.client("coordinator") as client:
+            others, began = Others(self._warm.pids), client.now()
             for ask, blob in messages:
                 client.send(ask, (blob,))
             while len(ended) < len(questions):
-                match self._receive(client, began + ANSWER)[0]:
+                match self._warm.receive(client, began + ANSWER)[0]:
                     case Accepted(label=label, uid=uid):
                         places[uid] = int(label)
                     case Delta(uid=uid, ids=more):
@@ -169,37 +129,6 @@ class Warm:
             Answer(tuple(ids[i]), ended[i].outcome, ended[i].n_prompt, dict(ended[i].spans))
             for i in range(len(questions))
         )
-        notes = [n for name in (STAGE, DECODE) for n in self._told(name)]
+        told = [n for name in (STAGE, DECODE) for n in json.loads(self._warm.told(name))]
+        notes = [Noted(**n) for n in told]
         return Batch(seconds, busy, answers, tuple(notes))
-
-    # ---- inside ------------------------------------------------------------------------------
-
-    def _client(self, name: str) -> Client:
-        return Client(self.topology.node(name).address, timeouts=self.topology.timeouts)
-
-    def _receive(self, client: Client, until: float) -> tuple[Any, tuple[Blob, ...]]:
-        """The next message. Raises RemoteError after ``until``."""
-        while not (got := client.receive(TICK)):
-            if self._interrupts.asked:
-                raise KeyboardInterrupt
-            if client.now() > until:
-                raise RemoteError("silent", "no answer in time")
-        return got
-
-    def _set(self, name: str, fields: dict[str, str]) -> None:
-        until = time.monotonic() + TURN
-        with self._client(name) as client:
-            while True:
-                client.send(Note(nodes.SET, fields))
-                answer, _ = self._receive(client, until)
-                if nodes.BUSY not in answer.fields:
-                    return
-                if time.monotonic() > until:
-                    raise RemoteError("busy", f"{name}: {answer.fields[nodes.BUSY]}")
-                time.sleep(TICK)
-
-    def _told(self, name: str) -> list[Noted]:
-        with self._client(name) as client:
-            client.send(Note(nodes.TELL))
-            _, blobs = self._receive(client, client.now() + TURN)
-            return [Noted(**n) for n in json.loads(blobs[0].as_text())]

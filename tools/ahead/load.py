@@ -10,7 +10,7 @@ from statistics import median
 
 from nodes.models.directory import resolve
 from tools.ahead import plan
-from tools.ahead.engine import Engine, Question, Warm
+from tools.ahead.engine import Engine, Pair, Question
 from tools.ahead.nodes import MODEL
 from tools.ahead.plan import Case, Shape
 from tools.ahead.report import Ran
@@ -44,7 +44,7 @@ class Load:
             return Engine(TOY, Node.dtype, room)
         return Engine(self.compute, self.dtype, room)
 
-    def rates(self, warm: Warm, shapes: Sequence[Shape]) -> tuple[float, float]:
+    def rates(self, warm: Pair, shapes: Sequence[Shape]) -> tuple[float, float]:
         """(seconds for each token of a prompt, and of an answer), with everything warm."""
         case = Case(max(shapes, key=lambda s: s.n_prompt), 1, on=False)
         self.one(warm, case)
@@ -53,7 +53,7 @@ class Load:
         return p / case.shape.n_prompt, d / case.shape.n_tokens
 
     def run(
-        self, warm: Warm, shapes: Sequence[Shape], size: plan.Size, budget: float, say: Say
+        self, warm: Pair, shapes: Sequence[Shape], size: plan.Size, budget: float, say: Say
     ) -> list[Ran]:
         """Every case of the plan, after one of each shape that only warms up. After ``budget``
         seconds without the pairs that only make medians better."""
@@ -70,7 +70,7 @@ class Load:
                     found.append(self.one(warm, case))
         return found
 
-    def one(self, warm: Warm, case: Case) -> Ran:
+    def one(self, warm: Pair, case: Case) -> Ran:
         op, step = self.seconds / case.shape.chunks, self.seconds / (case.shape.n_tokens - 1)
         end = TOY_EOS if self.compute == SYNTHETIC else MODEL
         warm.switch(case.on, end if case.eos else "", op, step)

@@ -36,6 +36,7 @@ from tools.explore.shape import (
     topology,
 )
 from zpd.attempt import Request
+from zpd.decisions import Action, Finished, Send
 from zpd.errors import Outcome, RemoteError
 from zpd.ids import Term, Use
 from zpd.messages import (
@@ -54,7 +55,6 @@ from zpd.messages import (
 )
 from zpd.requests import Sampling
 from zpd.ring import RingState
-from zpd.scheduler import Action, Finished, Send
 from zpd.window import OutOfOrder
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from zpd.decisions import Send
 from zpd.errors import Outcome
 from zpd.ids import Ring, Term, Use
 from zpd.messages import Close, Release
 from zpd.owner import Action, Owner
 from zpd.reservation import IMPORT, Event, Holder, Reservation, Step, User
 from zpd.ring import StageRing
-from zpd.scheduler import Scheduler, Send
+from zpd.scheduler import Scheduler
 from zpd.slots import Waiting
 
 # ---- the reservation -----------------------------------------------------------------------------

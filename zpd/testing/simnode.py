@@ -28,6 +28,8 @@ def describe(message: Message) -> str:
     said = [type(message).__name__]
     for f in fields_of(message):
         value = getattr(message, f.name)
+        if type(f.default) is int and value == f.default:
+            continue  # of a feature that is not used here
         if isinstance(value, Ring):
             value = value.term
         if isinstance(value, Attempt | Term | Use | bool | int | str):
