@@ -97,7 +97,8 @@ def flooded(directory: Path, count: int) -> Iterator[Flood]:
         flood.before = {name: flood.status(name) for name in processes}
         sizes = {name: p.memory_info().rss for name, p in processes.items()}
         # A stage maps a slot's memory when it first writes there: so far it may have used one slot.
-        files = {name: p.num_fds() + SLOTS - 1 for name, p in processes.items()}
+        unmapped = {s.name: SLOTS - 1 for s in topology.stages}
+        files = {name: p.num_fds() + unmapped.get(name, 0) for name, p in processes.items()}
         with ThreadPoolExecutor(len(processes)) as pool:
             senders = [pool.submit(flood.send, name) for name in processes]
             while not all(s.done() for s in senders):

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from nodes.segments import Files
 from tests.process.harness import LIMIT, gone, wait_until, write_config
 from tools.launch import child_environment
 from zpd.client import Client, PeerLost
@@ -33,7 +34,8 @@ class Node:
     """One node process in the background. Leaving it leaves nothing."""
 
     def __init__(self, config: Path, name: str, run: Path, *more: str) -> None:
-        self.address = load(config).node(name).address
+        self._topology = load(config)
+        self.address = self._topology.node(name).address
         self.log = run / f"{name}.jsonl"
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "zpd.node", *_arguments(config, name, run), *more],
@@ -75,6 +77,7 @@ class Node:
     def __exit__(self, *why: object) -> None:
         self.process.kill()
         self.process.communicate(timeout=LIMIT)
+        Files(self._topology).clear()  # what a killed decode node could not
 
 
 def _arguments(config: Path, name: str, run: Path) -> list[str]:
