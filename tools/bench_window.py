@@ -38,7 +38,7 @@ TAU, TOY_CHUNK, TOY_VOCAB = 0.020, 16, 256
 LONG, PAIR = 64, 2  # S7 and cancel: chunks of the long prompt; stages
 LENGTHS, MODEL_HOPS, CHUNK = (2048, 8192), (0.0, 0.025), 128
 SCALES = (1, 2, 4, 8)  # a model's prompts are divided by these, until its run fits its budget
-PROBE = 4  # chunks
+PROBE = 4  # chunks; a shorter prompt would say little of a window
 LOADED, STREAMS, TEXTS = 64, 256, 32  # stages, prompts at once, different prompts
 LOAD_DEPTH = "64"
 
@@ -228,7 +228,7 @@ def _real(
                 per_token = ran[0].ttft / len(probe)
                 scale = 1 if size is QUICK else _scale(lengths, per_token, budget, size)
             for n in lengths[:1] if size is QUICK else lengths:
-                tokens = PROBE * CHUNK if size is QUICK else max(n // scale // CHUNK, 2) * CHUNK
+                tokens = PROBE * CHUNK if size is QUICK else max(n // scale // CHUNK, PROBE) * CHUNK
                 prompt = measure.prompt(n, tokens, model.vocab)
                 name = f"{model.name} {PAIR} stages x {tokens} tokens, hops {hop * 1000:g} ms"
                 tell = _teller(name, say)
@@ -272,14 +272,17 @@ def _show(found: Found) -> None:
             name = r["name"]
             scale = f", lengths / {r['scale']}" if r.get("scale", 1) > 1 else ""
             print(f"\n{name}{scale}")
-            print("  depth  used   TTFT      law       of it    speedup  law's   spans")
+            print("  depth  used   TTFT      law       of it   replay's  speedup  law's   spans")
         print(
             f"  {r['depth']:<5}  {r['used']:>4}  {r['ttft_s']:7.3f} s  {r['law_s']:7.3f} s  "
-            f"{r['fraction_of_law']:6.1%}  {r['speedup_vs_depth1']:6.2f} x "
-            f"{r['law_speedup']:6.2f} x  {r['span_inflation']:5.2f} x"
+            f"{r['fraction_of_law']:6.1%}   {r['fraction_of_replay']:6.1%}  "
+            f"{r['speedup_vs_depth1']:6.2f} x {r['law_speedup']:6.2f} x  {r['span_inflation']:5.2f} x"
         )
     for r in found.summaries:
-        print(f"{r['name']}: auto {r['auto_vs_best']:+.1%} to the best fixed depth")
+        print(
+            f"{r['name']}: auto {r['auto_vs_best']:+.1%} to the best fixed depth; depth 8 against 1: "
+            f"{r['depth_8_vs_1']:.2f} x, by the law {r['law_8_vs_1']:.2f} x"
+        )
     for r in found.extra:
         if "policy" in r:
             said = (
