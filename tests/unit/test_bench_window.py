@@ -19,6 +19,7 @@ from tools.depths.law import law, replay
 from tools.depths.load import Load, flat, resident
 from tools.depths.nodes import noted
 from tools.depths.report import Behind, Cut, Ran
+from tools.depths.show import show
 from tools.depths.trips import Seen
 from zpd.depth import AutoDepth
 from zpd.errors import UserError
@@ -173,6 +174,17 @@ def test_a_row() -> None:
     assert (deep["span_inflation"], auto["span_inflation"]) == (1.5, 1.0)
     assert report.best([serial, deep, auto]) == pytest.approx(-0.1)
     assert measure.summary([serial, deep, auto])["depth_8_vs_1"] == 2.0
+
+
+def test_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = report.rows("ring", [ran("1", 1, 20.0), ran("8", 8, 10.0), ran("auto", 2, 9.0)])
+    seen = Seen(notes(8, 3, 2.0, 1.0))
+    behind = report.behind("S7", "fifo", "8", [Behind(20.0, 21.0, 8.0, seen, True)])
+    show(rows, [measure.summary(rows)], [behind], [])
+    shown = capsys.readouterr().out
+    assert "auto      2    9.000 s    8.500 s" in shown
+    assert "depth 8 against 1: 2.00 x, by the law 1.82 x" in shown
+    assert "S7, depth 8 (3 used): first token after 4.0 chunk times" in shown
 
 
 def test_one_wrong_answer_shows() -> None:
