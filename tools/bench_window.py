@@ -25,6 +25,7 @@ from tools.depths import measure, plot, report
 from tools.depths.load import Load
 from tools.depths.measure import DEPTHS, REPEATS, Say
 from tools.depths.ring import Ring, running
+from tools.depths.show import show
 from tools.interrupts import Interrupts
 from zpd.errors import UserError
 from zpd.layers import TOY
@@ -38,7 +39,7 @@ TAU, TOY_CHUNK, TOY_VOCAB = 0.020, 16, 256
 LONG, PAIR = 64, 2  # S7 and cancel: chunks of the long prompt; stages
 LENGTHS, MODEL_HOPS, CHUNK = (2048, 8192), (0.0, 0.025), 128
 SCALES = (1, 2, 4, 8)  # a model's prompts are divided by these, until its run fits its budget
-PROBE = 4  # chunks
+PROBE = 4  # chunks; a shorter prompt would say little of a window
 LOADED, STREAMS, TEXTS = 64, 256, 32  # stages, prompts at once, different prompts
 LOAD_DEPTH = "64"
 
@@ -143,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(found.as_json()))
     else:
-        _show(found)
+        show(**asdict(found))
     return 0 if found.right else 1
 
 
@@ -228,7 +229,7 @@ def _real(
                 per_token = ran[0].ttft / len(probe)
                 scale = 1 if size is QUICK else _scale(lengths, per_token, budget, size)
             for n in lengths[:1] if size is QUICK else lengths:
-                tokens = PROBE * CHUNK if size is QUICK else max(n // scale // CHUNK, 2) * CHUNK
+                tokens = PROBE * CHUNK if size is QUICK else max(n // scale // CHUNK, PROBE) * CHUNK
                 prompt = measure.prompt(n, tokens, model.vocab)
                 name = f"{model.name} {PAIR} stages x {tokens} tokens, hops {hop * 1000:g} ms"
                 tell = _teller(name, say)
@@ -263,38 +264,3 @@ def _scale(lengths: list[int], per_token: float, budget: float, size: Size) -> i
 
 def _teller(name: str, say: Say) -> Say:
     return lambda text: say(f"{name}: {text}")
-
-
-def _show(found: Found) -> None:
-    name = ""
-    for r in found.rows:
-        if r["name"] != name:
-            name = r["name"]
-            scale = f", lengths / {r['scale']}" if r.get("scale", 1) > 1 else ""
-            print(f"\n{name}{scale}")
-            print("  depth  used   TTFT      law       of it    speedup  law's   spans")
-        print(
-            f"  {r['depth']:<5}  {r['used']:>4}  {r['ttft_s']:7.3f} s  {r['law_s']:7.3f} s  "
-            f"{r['fraction_of_law']:6.1%}  {r['speedup_vs_depth1']:6.2f} x "
-            f"{r['law_speedup']:6.2f} x  {r['span_inflation']:5.2f} x"
-        )
-    for r in found.summaries:
-        print(f"{r['name']}: auto {r['auto_vs_best']:+.1%} to the best fixed depth")
-    for r in found.extra:
-        if "policy" in r:
-            said = (
-                f"first token after {r['wait_chunks']:.1f} chunk times (most "
-                f"{r['most_wait_chunks']:.1f}, bound {r['bound_chunks']}), costs {r['cost']:+.1%}"
-            )
-        else:
-            said = (
-                f"starts after {r['start_chunks']:.2f} chunk times "
-                f"(most {r['most_start_chunks']:.2f})"
-            )
-        print(f"{r['name']}, depth {r['depth']} ({r['used']} used): {said}")
-    for r in found.loads:
-        print(
-            f"{r['name']}: {r['answers']} answers in {r['seconds']:.0f} s, at most {r['peak']} ops "
-            f"out of {r['depth']}, memory {r['memory_bytes'] / 2**20:.0f} MiB "
-            f"{r['memory_growth']:+.1%}"
-        )

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from tools import bench_window
 from tools.cli import main
 from tools.depths import measure, plot, report
-from tools.depths.law import law
+from tools.depths.law import law, replay
 from tools.depths.load import Load, flat, resident
 from tools.depths.nodes import noted
 from tools.depths.report import Behind, Cut, Ran
+from tools.depths.show import show
 from tools.depths.trips import Seen
 from zpd.depth import AutoDepth
 from zpd.errors import UserError
@@ -44,18 +45,6 @@ RING, USE, ATT = Ring(Term(1, 1), (1, 1)), Use(1, 0, 0, 0), Attempt(1, 2)
 # ---- the law -----------------------------------------------------------------------------------
 
 
-def in_time(n: int, depth: int, taus: list[float], wires: list[float]) -> float:
-    """When the last of n ops is back, op by op and stage by stage."""
-    free = [0.0] * len(taus)
-    back: list[float] = []
-    for i in range(n):
-        at = back[i - depth] if i >= depth else 0.0
-        for s, tau in enumerate(taus):
-            free[s] = at = max(at + wires[s], free[s]) + tau
-        back.append(at + wires[-1])
-    return back[-1]
-
-
 @given(
     st.integers(1, 40),
     st.integers(1, 20),
@@ -65,9 +54,17 @@ def in_time(n: int, depth: int, taus: list[float], wires: list[float]) -> float:
 def test_the_law_is_the_recurrence(
     n: int, depth: int, stages: list[tuple[float, float]], last: float
 ) -> None:
-    """S14."""
-    taus, wires = [tau for tau, _ in stages], [*(w for _, w in stages), last]
-    assert law(n, depth, taus, sum(wires)) == pytest.approx(in_time(n, depth, taus, wires))
+    """S14: what happens op by op and stage by stage, where all ops are alike."""
+    taus, hops = [tau for tau, _ in stages], [*(w for _, w in stages), last]
+    assert law(n, depth, taus, sum(hops)) == pytest.approx(replay([taus] * n, depth, hops))
+
+
+def test_ops_that_are_not_alike() -> None:
+    """One stage is as long as its ops; of two, the second waits for the slower of the two."""
+    assert replay([[1.0], [5.0], [2.0]], 3, [0.5, 0.5]) == pytest.approx(9.0)
+    assert replay([[1.0], [5.0], [2.0]], 1, [0.5, 0.5]) == pytest.approx(11.0)
+    assert replay([[1.0, 3.0], [5.0, 1.0]], 2, [0.0, 0.0, 0.0]) == pytest.approx(7.0)
+    assert replay([[1.0, 9.0], [5.0, 1.0]], 2, [0.0, 0.0, 0.0]) == pytest.approx(11.0)
 
 
 @given(st.lists(st.floats(0.01, 10), min_size=1, max_size=6), st.floats(0, 100))
@@ -122,6 +119,7 @@ def test_trips_say_where_the_time_went(depth: int) -> None:
     assert seen.wire == pytest.approx(0.5)
     assert seen.deepest == depth
     assert seen.law(depth) == pytest.approx(seen.took) == pytest.approx(seen.trips[-1].back)
+    assert seen.replay(depth) == pytest.approx(seen.took)
     assert (seen.hop, seen.out) == (pytest.approx(0.25), {})
     assert seen.first("0") == pytest.approx(0.25)
 
@@ -165,6 +163,8 @@ def test_a_row() -> None:
     assert serial["fraction_of_law"] == pytest.approx(15.5 / 20)
     assert (serial["prefill_s"], serial["prefill_law_s"]) == (16.0, 16.0)
     assert serial["fraction_of_prefill_law"] == 1.0
+    assert (serial["replay_s"], auto["replay_s"]) == (15.5, 8.5)
+    assert serial["fraction_of_replay"] == pytest.approx(15.5 / 20)
     assert auto["speedup_vs_depth1"] == pytest.approx(20 / 9)
     assert (auto["law_speedup"], auto["fraction_of_law"]) == (
         pytest.approx(15.5 / 8.5),
@@ -174,6 +174,17 @@ def test_a_row() -> None:
     assert (deep["span_inflation"], auto["span_inflation"]) == (1.5, 1.0)
     assert report.best([serial, deep, auto]) == pytest.approx(-0.1)
     assert measure.summary([serial, deep, auto])["depth_8_vs_1"] == 2.0
+
+
+def test_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = report.rows("ring", [ran("1", 1, 20.0), ran("8", 8, 10.0), ran("auto", 2, 9.0)])
+    seen = Seen(notes(8, 3, 2.0, 1.0))
+    behind = report.behind("S7", "fifo", "8", [Behind(20.0, 21.0, 8.0, seen, True)])
+    show(rows, [measure.summary(rows)], [behind], [])
+    shown = capsys.readouterr().out
+    assert "auto      2    9.000 s    8.500 s" in shown
+    assert "depth 8 against 1: 2.00 x, by the law 1.82 x" in shown
+    assert "S7, depth 8 (3 used): first token after 4.0 chunk times" in shown
 
 
 def test_one_wrong_answer_shows() -> None:

@@ -23,14 +23,22 @@ class Ran:
     others: float
 
     @property
-    def prefill_law(self) -> float:
+    def used(self) -> int:
         """``auto`` is held against the depth that it used."""
-        return self.seen.law(self.seen.deepest if self.depth == "auto" else int(self.depth))
+        return self.seen.deepest if self.depth == "auto" else int(self.depth)
+
+    @property
+    def prefill_law(self) -> float:
+        return self.seen.law(self.used)
 
     @property
     def law(self) -> float:
         """Of the first token: the tail tells the decode node, and nobody waits for its reply."""
         return self.prefill_law - self.seen.hop
+
+    @property
+    def replay(self) -> float:
+        return self.seen.replay(self.used) - self.seen.hop
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,8 @@ def _row(name: str, depth: str, ran: Sequence[Ran], serial: Sequence[Ran]) -> di
         "prefill_s": median(r.seen.took for r in ran),
         "prefill_law_s": median(r.prefill_law for r in ran),
         "fraction_of_prefill_law": median(r.prefill_law / r.seen.took for r in ran),
+        "replay_s": median(r.replay for r in ran),
+        "fraction_of_replay": median(r.replay / r.ttft for r in ran),
         "speedup_vs_depth1": _ttft(serial) / ttft,
         "law_speedup": median(r.law for r in serial) / median(r.law for r in ran),
         "span_inflation": spans / _spans(serial),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from tools.depths.law import law
+from tools.depths.law import law, replay
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,11 @@ class Seen:
     def law(self, depth: int) -> float:
         """What ``took`` is at best."""
         return law(len(self.trips), depth, self.taus, self.wire)
+
+    def replay(self, depth: int) -> float:
+        """The same, op by op with what each computed."""
+        spans = [t.computed for t in self.trips]
+        return replay(spans, depth, [self.hop] * (len(spans[0]) + 1))
 
     def first(self, label: str) -> float:
         """When the head began to compute the first op of that request, on the coordinator's clock:
