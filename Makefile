@@ -39,12 +39,13 @@ format: env
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Tests within one process may run side by side; those that start nodes have the machine alone.
 QUICK := -m "not full"
+RUN := $(BIN)/python -m pytest -n 2
 
+# A file of tests that start nodes runs in one process: its tests share a topology.
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(QUICK) tests/unit tests/sim
-	$(BIN)/python -m pytest $(QUICK) tests/process tests/exact
+	$(RUN) --dist worksteal $(QUICK) tests/unit tests/sim
+	$(RUN) --dist loadfile $(QUICK) tests/process tests/exact
 
 test-full: QUICK :=
 test-full: test

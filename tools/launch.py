@@ -137,7 +137,7 @@ class Running:
             for process in self._processes.values():
                 process.wait()
             self.poll()
-            if self.topology.decode in self.nodes:
+            if any(n.role == "decode" for n in self.nodes):
                 Files(self.topology).clear()  # one that was killed could not
 
     def _send(self, name: str, number: signal.Signals) -> None:

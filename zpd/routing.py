@@ -14,6 +14,7 @@ from math import ceil
 from typing import Any
 
 from zpd.attempt import Live
+from zpd.depth import MOST
 from zpd.ids import Attempt
 from zpd.prefetch import REMOTE
 from zpd.topology import Topology
@@ -93,7 +94,7 @@ class Router:
     def __init__(self, topology: Topology) -> None:
         self.set = topology.routing
         self.chunk = topology.chunk
-        self.depth = topology.prefill_depth
+        self.depth = topology.prefill_depth or MOST  # of the window now; the scheduler sets it
         self.others = topology.lanes - 1  # who may prefill when one more is granted
         self.stages = Line()  # one op's compute, all stages together
         self.slowest = Line()  # its compute at the slowest stage

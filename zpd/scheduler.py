@@ -76,6 +76,8 @@ class Scheduler:
         self.attempts = 0
         self.seq = 0
         self.router = None if topology.routing == REMOTE else Router(topology)
+        if self.router is not None:
+            self.router.depth = self.window.depth
         self.loaded = 0  # the owner's incarnation that said so
         self.owner_link = False  # our control link to the owner
         self.local_moved = 0.0  # when a prompt was last done with at the owner
@@ -226,6 +228,8 @@ class Scheduler:
         whole = message.stop - message.start == self.topology.chunk
         if self.sizer is not None and whole and not message.skip:
             self.window.depth = self.sizer.saw(took, message.spans)
+            if self.router is not None:
+                self.router.depth = self.window.depth
         if self.router is not None:
             self.router.replied(now, message.seq, message.skip, message.spans)
         if self.kept:

@@ -12,7 +12,17 @@ from zpd.attempt import Phase
 from zpd.decisions import Refusal, Routed
 from zpd.errors import Outcome, RemoteError
 from zpd.ids import Attempt
-from zpd.messages import Ended, Grant, GrantLane, Prefill, Release, Reserve, ReserveLane, Token
+from zpd.messages import (
+    Ended,
+    Grant,
+    GrantLane,
+    Prefill,
+    Release,
+    Reply,
+    Reserve,
+    ReserveLane,
+    Token,
+)
 from zpd.owner import Ended as OwnerEnded
 from zpd.owner import Granted, LaneGranted, StopLane
 from zpd.prefetch import REMOTE
@@ -259,3 +269,19 @@ def test_the_owner_may_end_it() -> None:
     w.do(w.s.ended(1.0, Ended(att(1), "decode_error", "local prefill: no room")))
     assert w.outcomes == [("u", Outcome.DECODE_ERROR)]
     assert not [m for m in w.ask("v") if isinstance(m, Prefill)]
+
+
+def test_a_window_that_sizes_itself_tells_the_router_its_depth() -> None:
+    """R29, S12: what the ring would take is estimated for the window as it is."""
+    made = dataclasses.replace(test_scheduler.TOPOLOGY, routing=COST, prefill_depth=0)
+    w = test_scheduler.World(made)
+    assert w.s.router.depth == w.s.window.depth == 3
+    w.ask("u1", 12)
+    ops = [m for m in w.grant(1) if isinstance(m, Prefill)]
+    w.now = 4.0
+    spans = (0.0, 1.0)
+    for op in ops[:2]:
+        reply = Reply(op.ring, op.use, op.att, op.seq, op.start, op.stop, op.last, "", spans)
+        w.do(w.s.replied(w.now, reply))
+    assert w.s.router.depth == w.s.window.depth == 4
+    w.ask("u2", 8)
