@@ -1,7 +1,9 @@
 """Room 5 and 7. What a node needs from a model, whatever computes it.
 
-Both engines are used from the compute worker's thread only, except ``DecodeEngine.land``, which the
-decode node's loop calls after the key check. Blob dtypes: see ``zpd.wire``.
+Both engines are used from the compute worker's thread only. Exceptions: ``DecodeEngine.begin``,
+``land`` (after the key check) and ``slots.adopt`` belong to the decode node's loop; ``slots.fresh``
+runs on a worker of its own, and what a stage made is written to a shared slot by its worker for
+KV. Blob dtypes: see ``zpd.wire``.
 """
 
 from __future__ import annotations
