@@ -35,19 +35,11 @@ from zpd.messages import (
     Reserve,
     ReserveLane,
 )
-from zpd.owner import (
-    Action,
-    Drain,
-    Granted,
-    KeepLane,
-    LaneGranted,
-    Owner,
-    StartImport,
-    StopLane,
-)
-from zpd.owner import Ended as OwnerEnded
+from zpd.owner import Owner
 from zpd.prefetch import REMOTE
 from zpd.reservation import Event, Step
+from zpd.rulings import Action, Drain, Granted, KeepLane, LaneGranted, StartImport, StopLane
+from zpd.rulings import Ended as OwnerEnded
 from zpd.slots import Writer
 from zpd.topology import Node, Topology
 from zpd.wire import Blob

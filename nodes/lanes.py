@@ -17,7 +17,8 @@ from zpd.errors import Outcome
 from zpd.ids import Attempt
 from zpd.lanecache import LaneCache
 from zpd.messages import Ended, Reserve, ReserveLane, Token
-from zpd.owner import Action, KeepLane, Owner, StartImport
+from zpd.owner import Owner
+from zpd.rulings import Action, KeepLane, StartImport
 from zpd.topology import Topology
 from zpd.wire import Blob
 

@@ -8,80 +8,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from zpd import prefetch
 from zpd.ids import NO_TERM, Attempt, Ring, Term, Use
 from zpd.lanecache import LaneCache
-from zpd.prefixes import Copy, Place
-from zpd.reservation import IMPORT, Event, Reservation, Step, User
+from zpd.prefixes import Place
+from zpd.reservation import IMPORT, Event, Reservation, User
 from zpd.retired import Retired
+from zpd.rulings import Action, Drain, Ended, Granted, KeepLane, LaneGranted, StartImport, StopLane
 from zpd.slots import Slot, Waiting, Writer
-
-
-@dataclass(frozen=True)
-class Granted:
-    """Tell the coordinator. ``waited``: seconds in the queue. ``cached``: as in Grant."""
-
-    att: Attempt
-    use: Use
-    waited: float
-    cached: int = 0
-
-
-@dataclass(frozen=True)
-class LaneGranted:
-    """The lane is the attempt's: prefill its prompt there, and tell the coordinator."""
-
-    att: Attempt
-    lane: int
-    waited: float
-
-
-@dataclass(frozen=True)
-class Ended:
-    """Tell the coordinator that the owner ended the attempt by itself."""
-
-    att: Attempt
-    reason: str
-    detail: str
-
-
-@dataclass(frozen=True)
-class StartImport:
-    """``prefix``: where the prompt's first chunks lie; the slot holds the rest."""
-
-    att: Attempt
-    use: Use
-    lane: int
-    prefix: tuple[Place, ...] = ()
-
-
-@dataclass(frozen=True)
-class KeepLane:
-    """Copy out of the lane, which is free, what later requests may begin with."""
-
-    lane: int
-    copies: tuple[Copy, ...]
-
-
-@dataclass(frozen=True)
-class StopLane:
-    """The lane's attempt is over; the lane is free."""
-
-    att: Attempt
-    lane: int
-
-
-@dataclass(frozen=True)
-class Drain:
-    """The slot is released but not free: call ``drain_expired`` when its budget ends."""
-
-    slot: int
-    epoch: int
-
-
-Action = Granted | LaneGranted | Ended | StartImport | KeepLane | StopLane | Drain | Step
 
 
 class Owner:

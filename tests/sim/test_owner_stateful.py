@@ -16,8 +16,9 @@ from hypothesis.stateful import (
 )
 
 from zpd.ids import NO_TERM, Attempt, Ring, Term, Use
-from zpd.owner import Drain, Ended, Granted, Owner, StartImport, StopLane
+from zpd.owner import Owner
 from zpd.reservation import Step
+from zpd.rulings import Drain, Ended, Granted, StartImport, StopLane
 from zpd.slots import Slot, Writer
 
 ME = 900

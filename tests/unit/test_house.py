@@ -15,10 +15,10 @@ from zpd.errors import OUTCOMES, Outcome
 ROOT = Path(__file__).resolve().parents[2]
 PURE = {
     "errors", "ids", "requests", "messages", "schema", "wire", "window", "reservation",
-    "retired", "order", "depth", "slots", "owner", "ring", "attempt", "scheduler", "decisions",
-    "topology", "actor", "events", "actions", "greeting", "peers", "place", "session", "facts",
-    "mismatches", "sockets", "links", "lines", "inbound", "address", "sums", "prefetch",
-    "routing", "prefixes", "lanecache", "ringcache",
+    "retired", "order", "depth", "slots", "owner", "rulings", "ring", "attempt", "scheduler",
+    "decisions", "topology", "actor", "events", "actions", "greeting", "peers", "place",
+    "session", "facts", "mismatches", "sockets", "links", "lines", "inbound", "address", "sums",
+    "prefetch", "routing", "prefixes", "lanecache", "ringcache",
 }  # fmt: skip
 IO_LIBRARIES = {
     "zmq", "socket", "selectors", "threading", "subprocess", "time", "signal", "fcntl", "tomllib",

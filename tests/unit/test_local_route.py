@@ -23,11 +23,11 @@ from zpd.messages import (
     ReserveLane,
     Token,
 )
-from zpd.owner import Ended as OwnerEnded
-from zpd.owner import Granted, LaneGranted, StopLane
 from zpd.prefetch import REMOTE
 from zpd.reservation import Step
 from zpd.routing import COST, LOCAL
+from zpd.rulings import Ended as OwnerEnded
+from zpd.rulings import Granted, LaneGranted, StopLane
 from zpd.topology import Topology
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from zpd.errors import ConfigError
 from zpd.ids import Attempt, Ring, Term, Use
-from zpd.owner import Drain, Ended, Granted, Owner, StartImport, StopLane
+from zpd.owner import Owner
 from zpd.reservation import IMPORT, Step, User
+from zpd.rulings import Drain, Ended, Granted, StartImport, StopLane
 from zpd.slots import Writer
 
 ME, C = 900, 100

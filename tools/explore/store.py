@@ -9,9 +9,9 @@ from typing import Any
 from tools.explore.shape import BULK, CD, D_C, HD, WRITERS, Bounds, Peered, Rules, Written
 from zpd.ids import NO_TERM, Attempt, Use
 from zpd.messages import End, Ended, Grant, Kv, LinkState, Opened, Release, Reserve, Token
-from zpd.owner import Action, Granted, StartImport, StopLane
-from zpd.owner import Ended as OwnerEnded
 from zpd.reservation import IMPORT, User
+from zpd.rulings import Action, Granted, StartImport, StopLane
+from zpd.rulings import Ended as OwnerEnded
 from zpd.slots import Slot
 
 FENCED = {"any": ("draining", "orphaned"), "orphans": ("orphaned",), "none": ()}

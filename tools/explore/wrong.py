@@ -8,9 +8,10 @@ from zpd.decisions import Send
 from zpd.errors import Outcome
 from zpd.ids import Ring, Term, Use
 from zpd.messages import Close, Release
-from zpd.owner import Action, Owner
+from zpd.owner import Owner
 from zpd.reservation import IMPORT, Event, Holder, Reservation, Step, User
 from zpd.ring import StageRing
+from zpd.rulings import Action
 from zpd.scheduler import Scheduler
 from zpd.slots import Waiting
 
