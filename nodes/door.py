@@ -11,6 +11,7 @@ import math
 from nodes.text import Text
 from zpd.errors import UserError
 from zpd.messages import Ask
+from zpd.requests import MAX_PRIORITY
 from zpd.wire import Blob
 
 MAX_PROMPT_BYTES = 8 * 2**20  # of text; a slot's tokens are far fewer
@@ -43,7 +44,7 @@ def check(ask: Ask, blobs: tuple[Blob, ...]) -> None:
     """Raise UserError naming the first field that is not allowed."""
     if ask.kind not in ("raw", "chat", "ids"):
         raise UserError(f"kind = {ask.kind!r}: must be raw, chat or ids")
-    if len(blobs) != 1 or blobs[0].dtype != "uint8":
+    if not blobs or blobs[0].dtype != "uint8":
         raise UserError("prompt: must be one text")
     if blobs[0].nbytes > MAX_PROMPT_BYTES:
         raise UserError(f"prompt: {blobs[0].nbytes} bytes, at most {MAX_PROMPT_BYTES}")
@@ -51,6 +52,12 @@ def check(ask: Ask, blobs: tuple[Blob, ...]) -> None:
         raise UserError(f"stop: at most {MAX_STOPS} strings, none empty")
     if not math.isfinite(ask.timeout) or ask.timeout < 0:
         raise UserError(f"timeout = {ask.timeout}: must be seconds, 0 for the configured one")
+    if not 0 <= ask.priority <= MAX_PRIORITY:
+        raise UserError(f"priority = {ask.priority}: must be from 0 to {MAX_PRIORITY}")
+    if ask.sampling.min_tokens > ask.max_tokens:
+        raise UserError(
+            f"min_tokens = {ask.sampling.min_tokens}: at most max_tokens = {ask.max_tokens}"
+        )
     ask.sampling.check()
 
 
