@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import math
 
+from nodes.guide import MAX_BYTES as MAX_GUIDE_BYTES
+from nodes.guide import Guides
 from nodes.text import Text
 from zpd.errors import UserError
 from zpd.messages import Ask
@@ -46,6 +48,8 @@ def check(ask: Ask, blobs: tuple[Blob, ...]) -> None:
         raise UserError(f"kind = {ask.kind!r}: must be raw, chat or ids")
     if not blobs or blobs[0].dtype != "uint8":
         raise UserError("prompt: must be one text")
+    if len(blobs) > 1 and (blobs[1].dtype != "uint8" or blobs[1].nbytes > MAX_GUIDE_BYTES):
+        raise UserError(f"guide: must be one text, of at most {MAX_GUIDE_BYTES} bytes")
     if blobs[0].nbytes > MAX_PROMPT_BYTES:
         raise UserError(f"prompt: {blobs[0].nbytes} bytes, at most {MAX_PROMPT_BYTES}")
     if len(ask.stop) > MAX_STOPS or not all(ask.stop):
@@ -61,9 +65,22 @@ def check(ask: Ask, blobs: tuple[Blob, ...]) -> None:
     ask.sampling.check()
 
 
-def tokenise(text: Text, ask: Ask, blob: Blob) -> list[int]:
-    """The prompt's token ids. Raises UserError for a prompt that cannot be read, RemoteError for a
-    blob that is not UTF-8."""
+def tokenise(text: Text, guides: Guides, ask: Ask, blobs: tuple[Blob, ...]) -> list[int]:
+    """The prompt's token ids. Raises UserError for a prompt that cannot be read, an id that is no
+    token of the model, or a guide that is none; RemoteError for a blob that is not UTF-8."""
+    size, sampling = text.vocab_size, ask.sampling
+    for name, ids in (
+        ("stop_ids", sampling.stop_ids),
+        ("logit_bias", [bias.token for bias in sampling.logit_bias]),
+    ):
+        if max(ids, default=0) >= size:
+            raise UserError(f"{name} = {max(ids)}: must be token ids from 0 to {size - 1}")
+    if len(blobs) > 1:
+        guides.make(blobs[1].as_text())  # the decode node makes the one that is used
+    return _ids(text, ask, blobs[0])
+
+
+def _ids(text: Text, ask: Ask, blob: Blob) -> list[int]:
     said = blob.as_text()
     if ask.kind == "raw":
         return text.encode_raw(said)
