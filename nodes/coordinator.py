@@ -238,7 +238,7 @@ class Coordinator(Actor):
         now, limit = self.context.now(), self.topology.timeouts.request
         request = Request(
             uid, tuple(prompt), ask.max_tokens, ask.sampling, tuple(self.text.eos_ids), asked, now,
-            asked + (min(ask.timeout, limit) if ask.timeout else limit),
+            asked + (min(ask.timeout, limit) if ask.timeout else limit), ask.priority,
         )  # fmt: skip
         self.context.send(peer, Accepted(ask.label, uid, len(prompt)))
         self.context.event(

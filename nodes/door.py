@@ -15,6 +15,7 @@ from zpd.wire import Blob
 
 MAX_PROMPT_BYTES = 8 * 2**20  # of text; a slot's tokens are far fewer
 MAX_STOPS = 16
+MAX_PRIORITY = 7
 MAX_WAITING = 512  # prompts that wait to be tokenised; fewer than the worker's queue holds
 MAX_WAITING_BYTES = 8 * MAX_PROMPT_BYTES  # of their text
 
@@ -51,6 +52,8 @@ def check(ask: Ask, blobs: tuple[Blob, ...]) -> None:
         raise UserError(f"stop: at most {MAX_STOPS} strings, none empty")
     if not math.isfinite(ask.timeout) or ask.timeout < 0:
         raise UserError(f"timeout = {ask.timeout}: must be seconds, 0 for the configured one")
+    if ask.priority > MAX_PRIORITY:
+        raise UserError(f"priority = {ask.priority}: must be from 0, which goes first, to 7")
     ask.sampling.check()
 
 

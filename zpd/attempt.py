@@ -31,6 +31,7 @@ class Request:
     asked: float
     tokenised: float
     deadline: float
+    priority: int = 0  # lower goes first
 
 
 @dataclass

@@ -58,7 +58,8 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Reserve:
-    """C -> D: queue for a source slot. Blob 0: prompt token ids, int32 [n_prompt]."""
+    """C -> D: queue for a source slot, by (priority, arrival). Blob 0: prompt token ids, int32
+    [n_prompt]."""
 
     att: Attempt
     ring: Ring
@@ -66,6 +67,7 @@ class Reserve:
     max_tokens: int
     sampling: Sampling
     eos_ids: tuple[int, ...]
+    priority: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ class ReserveLane:
     max_tokens: int
     sampling: Sampling
     eos_ids: tuple[int, ...]
+    priority: int = 0
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,8 @@ class Prefill:
     the node that failed and its error). ``spans``: per stage passed so far, seconds waited and
     seconds computed, in ring order. ``cached`` as in Grant. ``restore``, in a prompt's first op
     only: the blocks that hold its KV [0, start), one for each chunk; each stage copies them into
-    its row, and sends D of it what D lacks.
+    its row, and sends D of it what D lacks. ``more``: the op behind it is of the same pack, all of
+    which a stage computes at once; each has its own prompt, its own KV and its own reply.
     """
 
     ring: Ring
@@ -174,6 +178,7 @@ class Prefill:
     spans: tuple[float, ...] = ()
     cached: int = 0
     restore: tuple[Block, ...] = ()
+    more: bool = False
 
 
 @dataclass(frozen=True)
@@ -270,6 +275,7 @@ class Ask:
     sampling: Sampling
     stop: tuple[str, ...] = ()
     timeout: float = 0.0  # seconds; 0: the configured one
+    priority: int = 0  # 0 to 7; lower goes first in the queue
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,15 @@ def test_an_op_that_is_not_back_shows() -> None:
 
 def test_skipped_ops_are_counted_and_not_measured() -> None:
     seen = Seen(notes(8, 4, 1.0, 0.5, skip=3))
-    assert (len(seen.trips), seen.skipped) == (5, 3)
+    assert (len(seen.trips), len(seen.skipped)) == (5, 3)
+
+
+def test_when_the_stage_ends_what_it_is_in() -> None:
+    """Ops are computed from 0.25 on, a second each; the last one was skipped, but computed."""
+    seen = Seen(notes(4, 4, 1.0, 0.5, skip=1))
+    assert seen.ended(1.5) == pytest.approx(2.25)
+    assert seen.ended(4.0) == pytest.approx(4.25)
+    assert seen.ended(9.0) == 9.0
 
 
 def test_what_is_noted() -> None:

@@ -125,8 +125,8 @@ def test_all_else_leaves_in_its_order() -> None:
     stage = Stage()
     stage.op(0, A, 0)
     stage.take(Close(RING, A))
-    stage.op(1, B, 0)
-    stage.op(2, B, 1)
+    stage.op(1, Use(9, 0, 1, 0), 0)
+    stage.op(2, B, 0)
     stage.wire.finish()
     stage.take(Skip(B))
     stage.wire.finish()
@@ -135,6 +135,107 @@ def test_all_else_leaves_in_its_order() -> None:
         ("Kv", 0, ""), ("Prefill", 0, ""), ("End", 0, ""), ("Close", 0, ""), "compute",
         ("Kv", 0, ""), ("Prefill", 1, ""), ("Prefill", 2, "cancelled"),
     ]  # fmt: skip
+
+
+def test_a_cancel_while_the_head_computes_spares_the_others_the_op() -> None:
+    """Who comes next waits for the head's chunk only, and not for every other stage's, too."""
+    stage = Stage()
+    stage.op(0, A, 0)
+    stage.op(1, A, 1)
+    stage.take(Skip(A))
+    stage.take(Close(RING, A))
+    stage.wire.finish()
+    assert stage.said == [
+        "compute",
+        ("Prefill", 0, "cancelled"), ("Prefill", 1, "cancelled"), ("End", 0, ""), ("Close", 0, ""),
+    ]  # fmt: skip
+
+
+def test_a_mark_counts_for_the_ops_before_it() -> None:
+    """An op that waits while one behind it comes skipped is of no use any more."""
+    stage = Stage()
+    stage.op(0, B, 0)
+    stage.op(1, A, 0)
+    stage.take(Prefill(RING, A, ATT, 2, 8, 16, False, "cancelled"))
+    stage.wire.finish()
+    assert stage.said == [
+        "compute", ("Kv", 0, ""), ("Prefill", 0, ""),
+        ("Prefill", 1, "cancelled"), ("Prefill", 2, "cancelled"),
+    ]  # fmt: skip
+
+
+def pack(stage: Stage, *uses: Use, of: int = 4, **last: Any) -> None:
+    """An op for each, computed at once; ``last``: of the last one."""
+    for seq, use in enumerate(uses):
+        more = use is not uses[-1]
+        op = Prefill(RING, use, ATT, seq, 0, of, True, more=more)
+        if not more:
+            op = replace(op, **last)
+        stage.take(op, *([] if op.skip else [Blob.of(np.arange(of, dtype=np.int32) + seq)]))
+
+
+def test_a_pack_is_computed_at_once_and_leaves_op_by_op() -> None:
+    """S8: not before its last op is here; CLOSE stays behind."""
+    stage = Stage()
+    stage.take(Prefill(RING, A, ATT, 0, 0, 8, True, more=True), TOKENS)
+    assert stage.said == []
+    stage.take(Prefill(RING, B, ATT, 1, 0, 8, True), TOKENS)
+    stage.take(Close(RING, A))
+    stage.wire.finish()
+    assert stage.said == [
+        "compute",
+        ("Kv", 0, ""), ("Prefill", 0, ""), ("Kv", 0, ""), ("Prefill", 1, ""),
+        ("End", 0, ""), ("Close", 0, ""),
+    ]  # fmt: skip
+    spans = [m.spans for m in stage.wire.said if isinstance(m, Prefill)]
+    assert len(spans) == 2
+
+
+def test_a_pack_skips_for_each_op_alone() -> None:
+    """S8: one is cancelled while all wait, one while all are computed; the others are computed."""
+    stage = Stage()
+    other = Use(9, 0, 1, 0)
+    stage.op(0, Use(9, 1, 1, 0), 0)
+    stage.take(Close(RING, Use(9, 1, 1, 0)))
+    pack(stage, A, B)
+    stage.take(Skip(A))
+    stage.wire.finish()
+    stage.wire.finish()
+    assert stage.said[-3:] == [("Prefill", 0, "cancelled"), ("Kv", 0, ""), ("Prefill", 1, "")]
+    for use in (A, B):
+        stage.take(Close(RING, use))
+    again = Use(9, 1, 2, 0)
+    pack(stage, other, again)
+    stage.take(Skip(again))
+    stage.wire.finish()
+    assert stage.said[-3:] == [("Kv", 0, ""), ("Prefill", 0, ""), ("Prefill", 1, "cancelled")]
+
+
+def test_an_error_of_one_op_of_a_pack_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S8, S11: where a pack fails, its ops are computed one by one."""
+    stage = Stage()
+    real = stage.node.engine.forward
+
+    def forward(row: int, *rest: Any) -> Any:
+        if row == A.slot:
+            raise RuntimeError("no memory")
+        return real(row, *rest)
+
+    monkeypatch.setattr(stage.node.engine, "forward", forward)
+    monkeypatch.setattr(stage.node.engine, "forward_many", None)
+    pack(stage, A, B)
+    stage.wire.finish()
+    assert stage.said == [
+        "compute", ("Prefill", 0, "p0: RuntimeError: no memory"), ("Kv", 0, ""), ("Prefill", 1, ""),
+    ]  # fmt: skip
+
+
+def test_nothing_of_a_pack_leaves_once_a_newer_open_came() -> None:
+    stage = Stage()
+    pack(stage, A, B, skip="cancelled")
+    stage.take(Open(Ring(Term(1, 2), (7, 8)), 9))
+    stage.wire.finish()
+    assert [s for s in stage.said if s[0] in ("Kv", "Prefill")] == []
 
 
 @pytest.mark.parametrize("where", ["compute", "kv"])

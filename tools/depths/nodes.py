@@ -36,8 +36,8 @@ def noted(at: float, peer: str, sent: bool, message: Message) -> dict[str, Any] 
             return {"at": at, "kind": kind, "label": label}
         case Reserve(att=att):
             return {"at": at, "kind": kind, "att": str(att)}
-        case Prefill(att=att, seq=seq):
-            return {"at": at, "kind": kind, "att": str(att), "seq": seq}
+        case Prefill(att=att, seq=seq, more=more):
+            return {"at": at, "kind": kind, "att": str(att), "seq": seq, "more": more}
         case Reply(seq=seq, skip=skip, spans=spans):
             return {"at": at, "kind": kind, "seq": seq, "skip": skip, "spans": spans}
         case Token(att=att, index=0):

@@ -69,6 +69,12 @@ class Cut:
         assert self.seen.cancelled is not None
         return (self.seen.first("1") - self.seen.cancelled) / max(self.seen.taus)
 
+    @property
+    def stages(self) -> float:
+        """Until the last stage has ended the chunk that it was in: nothing can be sooner."""
+        assert self.seen.cancelled is not None
+        return (self.seen.ended(self.seen.cancelled) - self.seen.cancelled) / max(self.seen.taus)
+
 
 def rows(name: str, ran: Sequence[Ran]) -> list[dict[str, Any]]:
     """One for each depth, in the order of their first run."""
@@ -134,7 +140,9 @@ def cut(name: str, depth: str, ran: Sequence[Cut]) -> dict[str, Any]:
         "repeats": len(ran),
         "start_chunks": median(r.chunks for r in ran),
         "most_start_chunks": max(r.chunks for r in ran),
-        "skipped": median(r.seen.skipped for r in ran),
+        "stages_chunks": median(r.stages for r in ran),
+        "most_stages_chunks": max(r.stages for r in ran),
+        "skipped": median(len(r.seen.skipped) for r in ran),
         "right": all(r.right for r in ran),
     }
 

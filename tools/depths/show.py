@@ -49,5 +49,6 @@ def _behind(r: dict[str, Any]) -> str:
 def _cut(r: dict[str, Any]) -> str:
     return (
         f"the next one starts after {r['start_chunks']:.2f} chunk times "
-        f"(most {r['most_start_chunks']:.2f})"
+        f"(most {r['most_start_chunks']:.2f}), {r['stages_chunks']:.2f} of them until the stages "
+        f"have ended the chunks they were in (most {r['most_stages_chunks']:.2f})"
     )

@@ -109,12 +109,13 @@ class SimClient:
         stop: tuple[str, ...] = (),
         timeout: float = 0.0,
         label: str = "",
+        priority: int = 0,
     ) -> Answer:
         """A list asks with token ids, a text with the raw prompt."""
         label = label or f"{self.name}-{len(self.asker.answers) + 1}"
         answer = self.asker.answers[label] = Answer(label)
         kind, text = ("raw", prompt) if isinstance(prompt, str) else ("ids", json.dumps(prompt))
-        ask = Ask(label, kind, max_tokens, sampling or Sampling(), stop, timeout)
+        ask = Ask(label, kind, max_tokens, sampling or Sampling(), stop, timeout, priority)
         self.asker.put(ask, Blob.text(text))
         return answer
 
