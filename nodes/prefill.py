@@ -10,11 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from nodes.engine.base import Forwarded, PrefillEngine
 from nodes.engine.make import prefill_engine
@@ -22,7 +19,8 @@ from nodes.facts import facts
 from nodes.fit import check_fit
 from nodes.kvlink import KvLink
 from nodes.segments import Files, Segments
-from zpd.actor import Actor, Context, Progress
+from nodes.stagework import NOTHING, Results, Taken, compute
+from zpd.actor import Actor, Context
 from zpd.errors import RemoteError
 from zpd.ids import Use
 from zpd.messages import Close, End, Kv, LinkState, Message, Open, Opened, Prefill, Reply, Skip
@@ -32,20 +30,6 @@ from zpd.wire import Blob
 
 RingMessage = Open | Prefill | Close
 Queued = tuple[RingMessage, tuple[Blob, ...], float]  # the last one: since when
-# an op, or one like it, and what came of it; or why nothing did
-Results = list[tuple[Prefill, Forwarded]] | Exception
-NOTHING = Blob.of(np.zeros(0, np.uint8))
-
-
-@dataclass(frozen=True)
-class Taken:
-    """An op whose turn it is. ``skip``: why it is passed on uncomputed; "" to compute it. ``x``
-    is there where it is computed. ``waited``: seconds."""
-
-    op: Prefill
-    x: Blob
-    skip: str
-    waited: float
 
 
 class PrefillNode(Actor):
@@ -94,6 +78,7 @@ class PrefillNode(Actor):
             "queue": len(self.queue),
             "rows": len(self.ring.rows),
             "ops": self.ops,
+            "joins": self.engine.joins,
             "kv_transport": self.kv.mode,
         }
 
@@ -226,7 +211,8 @@ class PrefillNode(Actor):
                 self._run(ahead)
             self._next()
 
-        self.context.submit(lambda p: self._compute(todo, p), done)
+        chunk = self.topology.chunk
+        self.context.submit(lambda p: compute(self.engine, chunk, todo, p), done)
 
     def _leave(self, taken: Sequence[Taken], results: Iterator[Results], took: float) -> None:
         """What was taken on together, in its order; ``results`` are of what was not skipped."""
@@ -240,24 +226,6 @@ class PrefillNode(Actor):
             # of what a pack takes, an op computes its share and waits for that of the others
             share = took * (t.op.stop - t.op.start) / tokens
             self._computed(t.op, next(results), (t.waited + took - share, share))
-
-    def _compute(self, todo: Sequence[Taken], progress: Progress) -> list[Results]:
-        """On the worker. Where a pack fails, each of its ops is computed alone, as it may be the
-        fault of one."""
-        if len(todo) > 1 and not any(t.op.restore for t in todo):
-            parts = [(t.op.use.slot, t.op.start, t.x) for t in todo]
-            with suppress(Exception):
-                made = self.engine.forward_many(parts, progress)
-                return [[(t.op, one)] for t, one in zip(todo, made, strict=True)]
-        return [self._alone(t, progress) for t in todo]
-
-    def _alone(self, t: Taken, progress: Progress) -> Results:
-        op = t.op
-        try:
-            restored = list(self._restore(op, progress))
-            return [*restored, (op, self.engine.forward(op.use.slot, op.start, t.x, progress))]
-        except Exception as error:
-            return error
 
     def _ahead(self) -> list[Taken]:
         """What may compute while the results of the last op leave. Only ops that will be computed:
@@ -332,18 +300,6 @@ class PrefillNode(Actor):
             self.context.send(self.coordinator, state)
 
     # ---- the prefix cache --------------------------------------------------------------------
-
-    def _restore(self, op: Prefill, progress: Progress) -> Iterator[tuple[Prefill, Forwarded]]:
-        """Begin the row with what this stage kept. What the owner lacks of it is like the result of
-        ops that were computed before."""
-        if not op.restore:
-            return
-        self.engine.restore(op.use.slot, op.restore, progress)
-        for start in range(op.cached, op.start, self.topology.chunk):
-            stop = start + self.topology.chunk
-            k, v = self.engine.kv(op.use.slot, start, stop)
-            progress.bump()
-            yield replace(op, start=start, stop=stop, last=False), Forwarded(NOTHING, k, v, NOTHING)
 
     def _keep(self, message: Close) -> None:
         """No op that may use this row comes before it in the worker's queue."""

@@ -49,7 +49,7 @@ def noted(at: float, peer: str, sent: bool, message: Message) -> dict[str, Any] 
 
 class Switched(Coordinator):
     """``depth``: a number or "auto", whose sizer remembers what it saw in earlier batches;
-    ``order``: as in a topology file; ``notes``: "on" or "off"."""
+    ``order``, ``packing``: as in a topology file; ``notes``: "on" or "off"."""
 
     def __init__(self, context: Context, topology: Topology, node: Node) -> None:
         self.recorder = Recorder(context, noted)
@@ -70,6 +70,7 @@ class Switched(Coordinator):
         s.sizer = self.sizer if depth == AUTO else None
         s.window.depth = self.sizer.depth if depth == AUTO else int(depth)
         s.order = Order(fields["order"])
+        s.topology = replace(s.topology, packing=fields.get("packing", s.topology.packing))
         self.recorder.on = fields.get("notes", "on") == "on"
 
 

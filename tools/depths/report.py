@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from tools.depths.trips import Seen
+from zpd import packing
 
 SERIAL = "1"
 
@@ -74,6 +75,15 @@ class Cut:
         """Until the last stage has ended the chunk that it was in: nothing can be sooner."""
         assert self.seen.cancelled is not None
         return (self.seen.ended(self.seen.cancelled) - self.seen.cancelled) / max(self.seen.taus)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Short prompts, all asked at once. Their TTFTs."""
+
+    mode: str
+    ttfts: Sequence[float]
+    right: bool
 
 
 def rows(name: str, ran: Sequence[Ran]) -> list[dict[str, Any]]:
@@ -143,6 +153,28 @@ def cut(name: str, depth: str, ran: Sequence[Cut]) -> dict[str, Any]:
         "stages_chunks": median(r.stages for r in ran),
         "most_stages_chunks": max(r.stages for r in ran),
         "skipped": median(len(r.seen.skipped) for r in ran),
+        "right": all(r.right for r in ran),
+    }
+
+
+def packed(name: str, ran: Sequence[Packed]) -> dict[str, Any]:
+    """S8."""
+
+    def last(mode: str) -> float:
+        return median(max(r.ttfts) for r in ran if r.mode == mode)
+
+    def typical(mode: str) -> float:
+        return median(median(r.ttfts) for r in ran if r.mode == mode)
+
+    return {
+        "name": name,
+        "prompts": len(ran[0].ttfts),
+        "repeats": len(ran) // 2,
+        "last_ttft_s": last(packing.AUTO),
+        "last_ttft_off_s": last(packing.OFF),
+        "packing_gain": last(packing.OFF) / last(packing.AUTO) - 1,
+        "median_ttft_s": typical(packing.AUTO),
+        "median_ttft_off_s": typical(packing.OFF),
         "right": all(r.right for r in ran),
     }
 

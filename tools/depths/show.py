@@ -29,6 +29,9 @@ def show(rows: Rows, summaries: Rows, extra: Rows, loads: Rows) -> None:
             f"depth 8 against 1: {r['depth_8_vs_1']:.2f} x, by the law {r['law_8_vs_1']:.2f} x"
         )
     for r in extra:
+        if "packing_gain" in r:
+            print(f"{r['name']}: {_packed(r)}")
+            continue
         said = _behind(r) if "policy" in r else _cut(r)
         print(f"{r['name']}, depth {r['depth']} ({r['used']} used): {said}")
     for r in loads:
@@ -43,6 +46,14 @@ def _behind(r: dict[str, Any]) -> str:
     return (
         f"first token after {r['wait_chunks']:.1f} chunk times (most {r['most_wait_chunks']:.1f}, "
         f"bound {r['bound_chunks']}), costs {r['cost']:+.1%}"
+    )
+
+
+def _packed(r: dict[str, Any]) -> str:
+    return (
+        f"the last first token after {r['last_ttft_s']:.3f} s, without packing "
+        f"{r['last_ttft_off_s']:.3f} s ({r['packing_gain']:+.1%}); the median one after "
+        f"{r['median_ttft_s']:.3f} s, without {r['median_ttft_off_s']:.3f} s"
     )
 
 
