@@ -24,7 +24,7 @@ from zpd.actor import Actor, Context
 from zpd.errors import RemoteError
 from zpd.ids import Use
 from zpd.messages import Close, End, Kv, LinkState, Message, Open, Opened, Prefill, Reply, Skip
-from zpd.ring import StageRing
+from zpd.ring import CANCELLED, StageRing
 from zpd.topology import Node, Topology
 from zpd.wire import Blob
 
@@ -95,8 +95,8 @@ class PrefillNode(Actor):
         self._next()
 
     def on_message(self, peer: str, message: Message, blobs: tuple[Blob, ...]) -> None:
-        if isinstance(message, Skip) and peer == self.coordinator:
-            self.ring.hint(message.use)
+        if isinstance(message, Skip) and peer == self.upstream:
+            self._hint(message)
         elif isinstance(message, Open | Prefill | Close) and peer == self.upstream:
             if isinstance(message, Open):
                 self._take_open(message)
@@ -108,6 +108,16 @@ class PrefillNode(Actor):
             self._next()
         else:
             raise RemoteError("not_for_me", f"{type(message).__name__} from {peer}")
+
+    def _hint(self, message: Skip) -> None:
+        """The head's word goes on in band, ahead of the ops that it will mark: what they wait
+        behind is of no use either. A use that has no row here is over, or has yet to come."""
+        if self.index == 0:
+            self.ring.hint(message.use)
+        elif self.ring.holds(message.use):
+            self.ring.fail(message.use, CANCELLED)
+        if not self.tail and self.ring.holds(message.use):
+            self.context.send(self.onward, message, bulk=True)
 
     def _take_open(self, message: Open) -> None:
         """From its arrival on, older terms are refused: what still queues of them is dropped."""

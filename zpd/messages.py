@@ -209,7 +209,8 @@ class Close:
 
 @dataclass(frozen=True)
 class Skip:
-    """C -> head, control: a hint that the ops of this use need not be computed."""
+    """C -> head, control: a hint that the ops of this use need not be computed. Head -> ... ->
+    tail, bulk: the same of those that have left it already."""
 
     use: Use
 

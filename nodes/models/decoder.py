@@ -23,7 +23,7 @@ EMBEDDING = "model.embed_tokens.weight"
 NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
 LAYER = "model.layers.{}.{}"  # index, name in the layer
-EACH, SOME = 64, 31  # row counts that ``joins`` tries: each below, and some above
+EACH, SOME = 40, 31  # row counts that ``joins`` tries: each below, and some above
 
 
 class Decoder:

@@ -22,7 +22,7 @@ FRAMES = (
     (C, P0, "Skip"), (P0, C, "LinkState"), (C, P0, "Heartbeat"), (P1, D, "Heartbeat"),
     # the ring
     (C, P0, "Open"), (P0, P1, "Open"), (P1, C, "Open"),
-    (C, P0, "Prefill"), (P0, P1, "Prefill"), (P1, C, "Reply"),
+    (C, P0, "Prefill"), (P0, P1, "Skip"), (P0, P1, "Prefill"), (P1, C, "Reply"),
     (C, P0, "Close"), (P0, P1, "Close"),
     # KV
     (P0, D, "Opened"), (P1, D, "Opened"), (P0, D, "Kv"), (P1, D, "Kv"), (P0, D, "End"),

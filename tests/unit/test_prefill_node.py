@@ -13,11 +13,12 @@ import pytest
 from nodes.prefill import PrefillNode
 from tests.plans import plan
 from zpd.ids import Attempt, Ring, Term, Use
-from zpd.messages import Close, Kv, Message, Open, Opened, Prefill, Skip
+from zpd.messages import Close, Kv, Message, Open, Opened, Prefill, Reply, Skip
 from zpd.wire import Blob
 
 RING, ATT = Ring(Term(1, 1), (7, 8)), Attempt(1, 1)
 TOKENS = Blob.of(np.arange(8, dtype=np.int32))
+ACTIVATIONS = Blob.of(np.arange(8, dtype=np.uint64)[:, None])
 
 Work = tuple[str, Callable[[Any], Any], Callable[[Any, BaseException | None], None]]
 
@@ -63,12 +64,14 @@ class Wire:
 
 
 class Stage:
-    """The head of two, open."""
+    """One of two, by default the head, open."""
 
-    def __init__(self) -> None:
+    def __init__(self, index: int = 0) -> None:
         topology = plan("toy", (0, 4), (4, 8), source_slots=2)
         self.wire = Wire()
-        node = replace(topology.stages[0], kv="tcp")
+        self.wire.incarnation += index
+        self.upstream, self.x = ("c", TOKENS) if index == 0 else ("p0", ACTIVATIONS)
+        node = replace(topology.stages[index], kv="tcp")
         nodes = tuple(node if n.name == node.name else n for n in topology.nodes)
         topology = replace(topology, nodes=nodes)
         self.node = PrefillNode(self.wire, topology, node)  # type: ignore[arg-type]
@@ -80,10 +83,10 @@ class Stage:
         self.wire.said.clear()
 
     def take(self, message: Message, *blobs: Blob) -> None:
-        self.node.on_message("c", message, blobs)
+        self.node.on_message(self.upstream, message, blobs)
 
     def op(self, seq: int, use: Use, chunk: int, last: bool = False) -> None:
-        self.take(Prefill(RING, use, ATT, seq, 8 * chunk, 8 * chunk + 8, last), TOKENS)
+        self.take(Prefill(RING, use, ATT, seq, 8 * chunk, 8 * chunk + 8, last), self.x)
 
     @property
     def said(self) -> list[Any]:
@@ -91,8 +94,8 @@ class Stage:
         found: list[Any] = []
         for m in self.wire.said:
             match m:
-                case Prefill():
-                    found.append(("Prefill", m.seq, m.skip))
+                case Prefill() | Reply():
+                    found.append((type(m).__name__, m.seq, m.skip))
                 case Kv():
                     found.append(("Kv", m.start, ""))
                 case str():
@@ -147,7 +150,26 @@ def test_a_cancel_while_the_head_computes_spares_the_others_the_op() -> None:
     stage.wire.finish()
     assert stage.said == [
         "compute",
+        ("Skip", 0, ""),
         ("Prefill", 0, "cancelled"), ("Prefill", 1, "cancelled"), ("End", 0, ""), ("Close", 0, ""),
+    ]  # fmt: skip
+
+
+def test_the_heads_word_counts_for_what_has_left_it() -> None:
+    """At a later stage: what waits is not computed; once the use is over, it says nothing."""
+    stage = Stage(1)
+    stage.op(0, A, 0)
+    stage.op(1, A, 1)
+    stage.op(2, B, 0)
+    stage.take(Skip(A))
+    stage.wire.finish()
+    stage.take(Close(RING, A))
+    stage.take(Skip(A))
+    stage.wire.finish()
+    stage.op(3, Use(9, 0, 1, 0), 0)
+    stage.wire.finish()
+    assert [s for s in stage.said if s[0] == "Reply"] == [
+        ("Reply", 0, "cancelled"), ("Reply", 1, "cancelled"), ("Reply", 2, ""), ("Reply", 3, ""),
     ]  # fmt: skip
 
 
