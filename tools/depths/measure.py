@@ -107,7 +107,8 @@ def packs(
             batch = asker.batch([Question(p, TOKENS) for p in prompts], DEPTHS[-1], packing=mode)
             if repeat >= 0:
                 ttfts = [a.ttft for a in batch.answers]
-                found.append(Packed(mode, ttfts, right(_ids(batch.answers))))
+                fine = right(_ids(batch.answers))
+                found.append(Packed(mode, ttfts, batch.seen.took, fine))
     return found
 
 
