@@ -22,7 +22,7 @@ from zpd.attempt import Live, Request
 from zpd.decisions import Action, Finished, Grew, Refusal, Routed, Send
 from zpd.errors import Outcome, RemoteError, UserError
 from zpd.facts import limits, plan_differs
-from zpd.ids import Attempt
+from zpd.ids import Attempt, Term
 from zpd.lanecache import OFF
 from zpd.messages import (
     Accepted,
@@ -43,6 +43,7 @@ from zpd.messages import (
     ReserveLane,
     Token,
 )
+from zpd.ring import RingState
 from zpd.routing import COST
 from zpd.scheduler import Scheduler
 from zpd.topology import Node, Topology
@@ -70,6 +71,7 @@ class Coordinator(Actor):
         self.uids = 0
         self.sent_at: dict[int, float] = {}  # seq of an outstanding op -> when it left
         self.was_ready: tuple[bool, str] | None = None
+        self.was_open: Term | None = None  # the ring's, as the log has it
 
     def facts(self) -> dict[str, str]:
         return facts(self.topology)
@@ -183,13 +185,14 @@ class Coordinator(Actor):
             self.context.event(
                 "op_replied", att=message.att, use=message.use, seq=message.seq,
                 start=message.start, stop=message.stop, skip=message.skip, took=took,
+                outstanding=len(self.sent_at),
             )  # fmt: skip
         self._do(actions)
 
     def _opened(self, message: Open | Opened) -> None:
         if self.scheduler.opened(message):
             ring = self.scheduler.ring.ring
-            self.sent_at.clear()
+            self.was_open = ring.term
             self.context.event("ring_opened", term=ring.term, stages=list(ring.stages))
 
     # ---- door --------------------------------------------------------------------------------
@@ -262,6 +265,7 @@ class Coordinator(Actor):
     # ---- way out -----------------------------------------------------------------------------
 
     def _do(self, actions: list[Action]) -> None:
+        self._watch_ring()
         for action in actions:
             if isinstance(action, Send):
                 self._send(action)
@@ -297,7 +301,7 @@ class Coordinator(Actor):
             event(
                 "op_sent", att=message.att, use=message.use, seq=message.seq,
                 start=message.start, stop=message.stop, last=message.last,
-                outstanding=len(self.scheduler.window),
+                outstanding=len(self.sent_at), depth=self.scheduler.window.depth,
             )  # fmt: skip
             self._log_prefix(message)
         elif isinstance(message, Reserve | ReserveLane):
@@ -319,6 +323,15 @@ class Coordinator(Actor):
             "prefix_used", uid=live.request.uid, att=op.att, n_prompt=live.n_prompt,
             cached=cached, restored=restored, mode=mode,
         )  # fmt: skip
+
+    def _watch_ring(self) -> None:
+        ring = self.scheduler.ring
+        if self.was_open is not None and ring.state is not RingState.OPEN:
+            self.context.event(
+                "ring_broken", term=self.was_open, why=ring.why, outstanding=len(self.sent_at)
+            )
+            self.was_open = None
+            self.sent_at.clear()
 
     def _watch_ready(self) -> None:
         ready = self.ready()

@@ -104,6 +104,8 @@ class PrefillNode(Actor):
             elif why := self.ring.refuse(message.ring):
                 raise RemoteError(why, type(message).__name__)
             self.queue.append((message, blobs, self.context.now()))
+            if isinstance(message, Prefill):
+                self.context.event("op_arrived", **_keys(message))
             self._next()
         else:
             raise RemoteError("not_for_me", f"{type(message).__name__} from {peer}")
@@ -167,6 +169,8 @@ class PrefillNode(Actor):
         if skip := self.ring.skip(op):
             self.spoilt.add(op.use)
             self._pass_op(op, skip, (), (waited, 0.0))
+            spans = {"waited": waited, "computed": 0.0, "sent": 0.0}
+            self.context.event("op_computed", **_keys(op), skip=skip, **spans)
             return
         self._compute(op, blobs[0], waited)
 
@@ -206,6 +210,7 @@ class PrefillNode(Actor):
         spans: tuple[float, float],
     ) -> None:
         self.ops += 1
+        handed = self.context.now()
         if op.ring.term != self.ring.term:
             return  # a newer OPEN waits in the queue: nothing of this term leaves any more
         if error is not None:
@@ -220,8 +225,8 @@ class PrefillNode(Actor):
             self.spoilt.add(op.use)  # the coordinator hears of it, and counts nothing as kept
         self._pass_op(op, why, () if why or self.tail else (results[-1][1].activations,), spans)
         self.context.event(
-            "op_computed", att=op.att, use=op.use, seq=op.seq, start=op.start, stop=op.stop,
-            waited=spans[0], computed=spans[1],
+            "op_computed", **_keys(op), skip=why, waited=spans[0], computed=spans[1],
+            sent=self.context.now() - handed,
         )  # fmt: skip
 
     def _put_kv(self, op: Prefill, result: Forwarded) -> None:
@@ -294,3 +299,8 @@ class PrefillNode(Actor):
         """A block that could not be filled holds nothing: who should restore it fails by name."""
         if error is not None:
             self.context.event("prefix_not_kept", why=f"{type(error).__name__}: {error}")
+
+
+def _keys(op: Prefill) -> dict[str, Any]:
+    """What the log says of an op."""
+    return {"att": op.att, "use": op.use, "seq": op.seq, "start": op.start, "stop": op.stop}

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from zpd import prefetch
 from zpd.actor import Actor
 from zpd.config import load
 from zpd.errors import UserError, ZpdBug
+from zpd.events import LOG_VERSION
 from zpd.identity import acquire
 from zpd.log import Log
 from zpd.loop import Loop
@@ -135,6 +137,7 @@ def _run(
         log.event(
             "node_started", role=node.role, pid=os.getpid(), address=address,
             topology=topology.name, file=topology.file, fingerprint=topology.fingerprint(),
+            log_version=LOG_VERSION, log_level=topology.log_level, clock=clock_name(),
         )  # fmt: skip
         actor = role_class(node.role, roles)
         place = Place.of(topology, node.name, incarnation)
@@ -150,6 +153,14 @@ def _run(
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+def clock_name() -> str:
+    """Processes of one boot of one machine share a monotonic clock."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
 
 
 def _stop_on_signals(loop: Loop) -> None:
