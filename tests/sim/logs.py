@@ -9,8 +9,8 @@ from zpd.events import LOG_VERSION
 from zpd.log import Log
 
 
-def write_logs(world: World, directory: Path) -> None:
-    """As every node's log would be after an orderly end of the run."""
+def write_logs(world: World, directory: Path, *, ended: bool = True) -> None:
+    """``ended``: as every node's log would be after an orderly end of the run; else as it is."""
     now = [0.0]
     for node in world.topology.nodes:
         log = Log(directory / f"{node.name}.jsonl", node.name, 1, "debug", clock=lambda: now[0])
@@ -24,7 +24,8 @@ def write_logs(world: World, directory: Path) -> None:
                 now[0] = at
                 log.event(event, **fields)
         now[0] = world.clock.now
-        log.event("node_stopped")
+        if ended:
+            log.event("node_stopped")
         log.close()
 
 

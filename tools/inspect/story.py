@@ -36,6 +36,7 @@ class Hold:
     gate: str
     why: str = ""
     rank: int = 0
+    open: bool = False  # nothing in the log ended it
 
     @property
     def seconds(self) -> float:
@@ -54,11 +55,7 @@ class Story:
     ops: list[Hold]  # every op at every stage and link, for the picture
     tokens: list[float] = field(default_factory=list)
     trouble: list[str] = field(default_factory=list)
-
-    @property
-    def gate(self) -> Hold | None:
-        """Where it is stuck: the last hold of one without an end."""
-        return self.holds[-1] if self.done is None and self.holds else None
+    gate: Hold | None = None  # where it is stuck: what still holds one without an end
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -140,7 +137,7 @@ class Context:
             self.ops.clear()
 
     def records(self) -> list[Record]:
-        lists = [*self.slots.values(), *self.ops.values(), self.ring, [*self.lanes.values()]]
+        lists = [self.ring, *self.slots.values(), *self.ops.values(), [*self.lanes.values()]]
         return [r for some in lists for r in some]
 
 
@@ -175,8 +172,12 @@ class _Teller:
         return Story(
             self.uid, self.att, self.label, self.start, self.stop, self.done,
             list(_painted(self.found, self.start, self.stop, self.coordinator)), ops, tokens,
-            list(self._trouble()),
+            list(self._trouble()), self._gate(),
         )  # fmt: skip
+
+    def _gate(self) -> Hold | None:
+        last = [h for h in self.found if self.done is None and h.open]
+        return max(last, key=lambda h: h.rank, default=None)
 
     def _t(self, event: str, which: int = 0) -> float | None:
         found = self.by.get(event)
@@ -188,7 +189,9 @@ class _Teller:
         """What began holds until the story's end where nothing ended it."""
         if start is not None:
             until = self.stop if stop is None else min(stop, self.stop)
-            self.found.append(Hold(start, max(start, until), node, gate, why, rank))
+            self.found.append(
+                Hold(start, max(start, until), node, gate, why, rank, open=stop is None)
+            )
 
     # ---- room by room ----------------------------------------------------------------------------
 
@@ -294,7 +297,7 @@ class _Teller:
             if node not in computed:
                 ahead = self._ahead(node, op.seq, end)
                 gate, rank = ("stage queue", STAGE) if ahead else ("compute", COMPUTE)
-                yield Hold(came, end, node, gate, f"{name}{ahead}", rank)
+                yield Hold(came, end, node, gate, f"{name}{ahead}", rank, open=True)
                 return
             done = computed[node]
             left = done.t - done.sent
@@ -304,7 +307,8 @@ class _Teller:
             yield Hold(left, done.t, node, "send", name, STAGE)
             at, source = done.t, node
         target = self._after(source) if source in self.ring else self.ring[0]
-        yield Hold(at, max(at, end), f"{source} -> {target}", "link", name, LINK)
+        path = f"{source} -> {target}"
+        yield Hold(at, max(at, end), path, "link", name, LINK, open=replied is None)
 
     def _ahead(self, node: str, seq: int, at: float) -> str:
         waits: set[int] = set()
