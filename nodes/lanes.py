@@ -210,8 +210,8 @@ class Lanes:
             token, answer.n_tokens, request.max_tokens, request.eos_ids, request.sampling.stop_ids
         )
         spans = answer.marks if index == 0 else {}
-        self._context.send(self._coordinator, Token(att, index, (token,), finish, dict(spans)))
         self._context.event("token_sampled", att=att, lane=answer.lane, index=index, finish=finish)
+        self._context.send(self._coordinator, Token(att, index, (token,), finish, dict(spans)))
         if finish:
             del self.answers[att]
             # the last token was never fed to a step, so the lane has no KV of it

@@ -225,7 +225,7 @@ _ROWS = (
     Event("token_sampled", "debug", "loop",
           _ATT | {"lane": "where", "index": "of the token in the answer, from 0",
                   "finish": "why it is the last one; empty if it is not"},
-          "A token left for the coordinator."),
+          "A token leaves for the coordinator."),
     Event("local_computed", "debug", "loop",
           _ATT | {"lane": "where to"} | _RANGE | {"took": "with what it waited for the worker"},
           "The decode node prefilled a chunk of a prompt itself."),

@@ -15,6 +15,7 @@ from typing import IO, Any, cast
 import msgspec
 
 BLOCK = 1 << 20  # bytes read at once
+EDGE = 1 << 16  # bytes looked at for a file's first or last line
 LONGEST = 1 << 24  # bytes; a longer line is torn
 SHOWN = 5  # torn lines that are named
 
@@ -73,6 +74,7 @@ class Record(msgspec.Struct, gc=False):
     log_version: int = 0
     dropped: int = 0
     ready: bool = False
+    config: str = msgspec.field(default="", name="file")
     # how long
     age: float = 0.0
     waited: float = 0.0
@@ -159,6 +161,41 @@ def blocks(path: Path, torn: Torn) -> Iterator[Block]:
                 torn.add(number)
         block.records, block.lines, block.torn = found, numbers, lost
         yield block
+
+
+def edges(path: Path) -> Iterator[bytes]:
+    """The file's first and last whole line."""
+    first = last = b""
+    for _, text in _sparse(path):
+        lines = text.splitlines()
+        first = first or lines[0]
+        last = lines[-1]
+    yield from (first, last)
+
+
+def _sparse(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The first and the last block, where the file can be entered at its end."""
+    if path.suffix == ".gz":
+        yield from texts(path)
+        return
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        for at in dict.fromkeys((0, max(0, size - EDGE))):
+            file.seek(at)
+            text = file.read(EDGE)
+            whole = text[: text.rfind(b"\n") + 1]
+            if at:
+                whole = whole[whole.find(b"\n") + 1 :]
+            if whole:
+                yield at, whole
+
+
+def decoded(text: bytes) -> Iterator[Record]:
+    """The record of one line, if it is one."""
+    try:
+        yield _decoder.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return
 
 
 def named(path: Path, *events: str) -> Iterator[Record]:

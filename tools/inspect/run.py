@@ -16,7 +16,7 @@ from datetime import datetime
 from operator import attrgetter
 from pathlib import Path
 
-from tools.inspect.records import Block, Record, Torn, blocks, named
+from tools.inspect.records import Block, Record, Torn, blocks, decoded, edges, named
 from zpd.errors import UserError
 from zpd.events import LOG_VERSION
 from zpd.rundir import read_nodes
@@ -47,6 +47,13 @@ class Source:
     def blocks(self) -> Iterator[Block]:
         for path in self.paths:
             yield from blocks(path, self.torn.setdefault(path, Torn()))
+
+    def ends(self) -> Iterator[float]:
+        """When its first and its last record were written."""
+        for path in self.paths:
+            for text in edges(path):
+                for record in decoded(text):
+                    yield record.mono + self.shift(record.mono)
 
     def records(self, events: Collection[str] | None = None) -> Iterator[Record]:
         fixed = self.shifts[0][1] if len(self.shifts) == 1 else None
@@ -95,6 +102,11 @@ class Run:
         """Records of all nodes in the order of time."""
         streams = [s.records(events) for s in self.sources.values()]
         return heapq.merge(*streams, key=attrgetter("t"))
+
+    def ends(self) -> tuple[float, float]:
+        """Of the whole run, on the reference clock."""
+        found = [t for s in self.sources.values() for t in s.ends()]
+        return (min(found), max(found)) if found else (0.0, 0.0)
 
     def said(self) -> list[str]:
         """What is missing, as far as the logs were read."""

@@ -22,6 +22,8 @@ from zpd.reservation import IMPORT, Event
 OF_ALL = {"slot_transition", "lane_changed", "ring_opened", "ring_broken", "peer_down", "peer_up",
           "op_sent", "op_replied", "op_arrived", "op_computed", "node_stopped", "link_down",
           "session_refused", "kv_transport"}  # fmt: skip
+BEFORE = 0.002  # seconds
+LATE = 1.0  # seconds that another node's record of a request may lie behind its end
 # what hides what, from the lowest on
 WAY_OUT, DOOR, QUEUE, WINDOW, TRANSFER, LANE, LINK, STAGE, COMPUTE, LOOP = range(10)
 
@@ -95,8 +97,10 @@ def tell(run: Run, name: str) -> Story:
     mine: list[Record] = []
     context = Context()
     others: list[Record] | None = None
-    use, end = "", 0.0
+    use, end, over = "", 0.0, float("inf")
     for r in run.merged():
+        if r.t > over + LATE:
+            break
         end = max(end, r.t)
         if (att and r.att == att) or (r.uid and r.uid == uid) or (use and r.use == use):
             if others is None:
@@ -108,7 +112,7 @@ def tell(run: Run, name: str) -> Story:
         elif r.event in OF_ALL and others is not None:
             others.append(r)
         if r.event == "request_done" and r.uid == uid:
-            break
+            over = r.t
     return _Teller(run, uid, att, label, mine, others or [], end).story()
 
 
@@ -199,8 +203,10 @@ class _Teller:
         accepted = self._t("request_accepted")
         self._hold(self.start, accepted, self.coordinator, "door", "tokenise", DOOR)
         reserved, granted = self._t("attempt_reserved"), self._t("attempt_granted")
-        begun = reserved if reserved is not None else accepted
-        why = self._queue(self.stop if granted is None else granted, begun)
+        begun = accepted if accepted is not None else reserved
+        # just before the grant: then who held it up still did
+        before = [r.t - BEFORE for r in self.by.get("slot_transition", ())][:1]
+        why = self._queue(max(begun or 0.0, *before) if before else self.stop)
         self._hold(begun, granted, self.decode, "queue", why, QUEUE)
         if granted is None or not self.by["attempt_granted"][0].use:
             return
@@ -215,7 +221,7 @@ class _Teller:
             gate, why = self._window(at)
             self._hold(at, until, self.coordinator, gate, why, WINDOW)
 
-    def _queue(self, until: float, begun: float | None) -> str:
+    def _queue(self, until: float) -> str:
         """What stood in the way of a grant, just before it or at the end."""
         slots: dict[int, tuple[str, str, float]] = {}
         lanes: dict[int, str] = {}
@@ -233,12 +239,12 @@ class _Teller:
                 lanes[r.lane] = r.after
         taken = []
         for n, (state, att, since) in sorted(slots.items()):
-            if state == "free":
+            if state == "free" or att == self.att:
                 continue
             waits = ", ".join(sorted(quiet.get(n, set()) - {IMPORT}))
             by = f", {waits} not quiet" if waits and state in ("draining", "orphaned") else ""
             taken.append(f"slot {n} {state} for {att} ({until - since:.3f} s{by})")
-        held = [f"lane {n} has {att}" for n, att in sorted(lanes.items()) if att]
+        held = [f"lane {n} has {a}" for n, a in sorted(lanes.items()) if a not in ("", self.att)]
         ring = self._ring_state(until)
         return "; ".join([*taken, *held, *([ring] if ring else [])])
 
