@@ -372,7 +372,8 @@ class Links:
             gap = Refusal("gap", session.peer, session.link, why, session=True)
             return [gap, *self._end(session, why, now, tell="gap")]
         if isinstance(message, Heartbeat):
-            return list(self.peers.beat(session.peer, message, now))
+            session.echo, session.echo_at = message.sent, now
+            return [*self.peers.beat(session.peer, message, now)]
         if isinstance(message, Hello | Welcome | Refused):
             return [_refuse("unexpected", session, f"{name} in an open session")]
         if session.client and not isinstance(message, FROM_CLIENTS):
@@ -401,7 +402,7 @@ class Links:
             actions += self._end(session, why, now, tell="silent")
         elif now >= session.beat + self._times.heartbeat:
             session.beat = now
-            frames.append(session.seal(beat))
+            frames.append(session.seal(session.stamp(beat, now)))
 
     def _renew(self, name: str, incarnation: int, now: float) -> list[Action]:
         """If this is a newer process than the known one, end every session of the older."""

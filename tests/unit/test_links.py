@@ -569,7 +569,7 @@ def test_bulk_sessions_do_not_make_a_peer_live() -> None:
 def test_heartbeats_leave_on_every_session() -> None:
     bench = opened()
     assert sent(bench.tick(TIMES.heartbeat - 0.01)) == []
-    assert sent(bench.tick(0.01, Heartbeat(9, True))) == [Heartbeat(9, True)] * 3
+    assert sent(bench.tick(0.01, Heartbeat(9, True))) == [Heartbeat(9, True, bench.now)] * 3
     assert bench.links.due == bench.now + TIMES.heartbeat
 
 
