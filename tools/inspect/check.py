@@ -13,7 +13,7 @@ from typing import Any
 
 from tools.inspect.coordinator import CoordinatorRules
 from tools.inspect.owner import OwnerRules
-from tools.inspect.records import Block
+from tools.inspect.records import Block, line_of
 from tools.inspect.rules import Broken, Rules
 from tools.inspect.run import Run, Source
 from tools.inspect.stage import StageRules
@@ -92,9 +92,10 @@ def _check(source: Source, rules: Rules, verdict: Verdict) -> None:
                 handler(record)
             except Broken as broken:
                 _add(verdict, source, block, block.lines[i], broken)
-            for earlier in rules.earlier:
-                _add(verdict, source, block, block.lines[i], earlier)
-            rules.earlier.clear()
+            if rules.earlier:
+                for earlier in rules.earlier:
+                    _add(verdict, source, block, block.lines[i], earlier)
+                rules.earlier.clear()
         if torn:
             rules.lost()
     for event, count in counts.items():
@@ -105,8 +106,8 @@ def _add(verdict: Verdict, source: Source, block: Block, line: int, broken: Brok
     if len(verdict.problems) >= MOST:
         verdict.more += 1
         return
-    path, line, text = broken.where or (block.path, line, "")
-    text = text or block.line(line)
+    path, line = broken.where or (block.path, line)
+    text = line_of(path, line)
     problem = Problem(source.node, path.name, line, broken.rule, broken.why, text)
     verdict.problems.append(problem)
 

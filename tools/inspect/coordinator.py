@@ -49,8 +49,7 @@ class CoordinatorRules(Rules):
     def on_request_accepted(self, r: Record) -> None:
         if r.uid in self.asked:
             raise Broken("one outcome", f"request {r.uid} was accepted twice")
-        path, number, _ = self.here()
-        self.asked[r.uid] = Asked((path, number, self.block.line(number)))
+        self.asked[r.uid] = Asked(self.here())
 
     def on_text_sent(self, r: Record) -> None:
         asked = self.asked.get(r.uid)

@@ -118,8 +118,14 @@ class Block:
     lines: Sequence[int]
     torn: Sequence[int] = ()
 
-    def line(self, number: int) -> str:
-        return self.text.split(b"\n")[number - self.first].decode("utf-8", "replace")
+
+def line_of(path: Path, number: int) -> str:
+    """One line again, by its number; for the few that are shown."""
+    for first, text in texts(path):
+        lines = text.split(b"\n")
+        if number - first < len(lines):
+            return lines[number - first].decode("utf-8", "replace")
+    return ""
 
 
 def texts(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -111,7 +111,7 @@ def _problems(run: Run, s: Summary) -> Iterator[str]:
     for row in stuck[:SHOWN]:
         yield f"<pre>request {escape(row.uid)} has no end in the log ({escape(row.at)})</pre>"
     for stall in s.window.stalls[:3]:
-        where = ", ".join(f"{place} {t:.3f} s" for place, t in stall.where.items())
+        where = ", ".join(f"{place} {t:.3f} s" for place, t in stall.longest())
         yield (
             f'<p class="soft">full window, {stall.seconds:.3f} s for op {stall.seq}: '
             f"{escape(where)}</p>"
@@ -142,7 +142,10 @@ def _tables(s: Summary) -> Iterator[str]:
     if slowest:
         yield "<h2>The slowest requests</h2>"
         yield _keys(*(f"span-{x}" for x in SPANS))
-        bars = [(f"{r.uid} {r.outcome} {r.e2e or 0:.3f} s", r.spans) for r in slowest]
+        bars = [
+            (f"{r.uid.rpartition('-')[2]}: {r.outcome}, {r.e2e or 0:.3f} s", r.spans)
+            for r in slowest
+        ]
         yield f'<div class="wide">{stacked(bars, SPANS)}</div>'
     if s.stages.stages:
         head = ("stage", "ops", "computed s", "queued s", "bubbles", "bubbles by the law")

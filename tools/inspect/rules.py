@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tools.inspect.records import Block, Record
 
-Where = tuple[Path, int, str]  # file, line, its text
+Where = tuple[Path, int]  # file, line
 
 
 class Broken(Exception):
@@ -49,8 +49,7 @@ class Rules:
         raise NotImplementedError
 
     def here(self) -> Where:
-        number = self.block.lines[self.i]
-        return self.block.path, number, ""
+        return self.block.path, self.block.lines[self.i]
 
     def _started(self, record: Record) -> None:
         self.debug = record.log_level == "debug"

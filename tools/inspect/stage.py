@@ -36,9 +36,7 @@ class StageRules(Rules):
             raise Broken("contiguous seq", f"op {r.seq} came behind op {seq}")
         # Frames may be lost with a link: then a new term is on its way.
         if r.seq > seq + 1 and self.gap is None:
-            path, number, _ = self.here()
-            where = (path, number, self.block.line(number))
-            self.gap = (0, f"op {r.seq} came behind op {seq}, and no new term", where)
+            self.gap = (0, f"op {r.seq} came behind op {seq}, and no new term", self.here())
         if self.gap is not None:
             since, why, where = self.gap
             self.gap = (since + 1, why, where)

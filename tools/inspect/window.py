@@ -30,6 +30,10 @@ class Stall:
     att: str
     where: dict[str, float]
 
+    def longest(self) -> list[tuple[str, float]]:
+        """What explains it: no more than three places, none that is next to nothing."""
+        return [(place, s) for place, s in self.where.items() if s > self.seconds / 20][:3]
+
 
 @dataclass
 class Window:
@@ -151,5 +155,5 @@ def lines(w: Window) -> Iterator[str]:
     if w.stalls:
         yield "the longest waits of a full window for a reply:"
     for s in w.stalls:
-        where = ", ".join(f"{place} {seconds:.3f} s" for place, seconds in s.where.items())
+        where = ", ".join(f"{place} {seconds:.3f} s" for place, seconds in s.longest())
         yield f"  {s.seconds:.3f} s for op {s.seq} of {s.att}: {where or 'not logged'}"
