@@ -105,7 +105,7 @@ class Timeline:
                     f'width="{width:.1f}" height="{ROW}"><title>{escape(r.title)}</title></rect>'
                 )
             y += ROW + GAP
-        parts += self._axis(y)
+        parts = [*self._axis(y), *parts]  # the lines of the grid lie below
         return _svg(LEFT + COLUMNS + 10, y + 24, parts, "timeline of all nodes")
 
     def _draw_window(self, parts: list[str], y: int) -> int:

@@ -79,6 +79,10 @@ def _page(run: Run, s: Summary, timeline: Timeline) -> Iterator[str]:
     yield f'<div class="wide">{timeline.svg()}</div>'
     if timeline.left_out:
         yield f'<p class="soft">{timeline.left_out} intervals are not drawn.</p>'
+    for stall in s.window.stalls[:3]:
+        where = ", ".join(f"{place} {t:.3f} s" for place, t in stall.longest())
+        said = f"{stall.seconds:.3f} s for op {stall.seq}: {where}"
+        yield f'<p class="soft">A full window waited {escape(said)}.</p>'
     yield from _latencies(s)
     yield from _tables(s)
     yield "</main></body></html>\n"
@@ -110,12 +114,6 @@ def _problems(run: Run, s: Summary) -> Iterator[str]:
         yield f"<pre>{escape(str(problem))}</pre>"
     for row in stuck[:SHOWN]:
         yield f"<pre>request {escape(row.uid)} has no end in the log ({escape(row.at)})</pre>"
-    for stall in s.window.stalls[:3]:
-        where = ", ".join(f"{place} {t:.3f} s" for place, t in stall.longest())
-        yield (
-            f'<p class="soft">full window, {stall.seconds:.3f} s for op {stall.seq}: '
-            f"{escape(where)}</p>"
-        )
     if s.verdict.right and not stuck:
         yield '<p class="good">Every rule holds, and every request has its end.</p>'
     for note in dict.fromkeys([*s.verdict.notes, *run.said()]):
