@@ -135,7 +135,7 @@ class WayOut:
     def refuse(self, uid: str, outcome: Outcome, detail: str) -> None:
         """It was never admitted."""
         label = self._say(uid, outcome, detail, {}).label
-        self.context.event("request_refused", label=label, outcome=outcome, detail=detail)
+        self.context.event("request_refused", uid=uid, label=label, outcome=outcome, detail=detail)
 
     def _done(self, uid: str, outcome: Outcome, detail: str, live: Live) -> None:
         """The terminal answer of an admitted request, and its canonical line."""

@@ -21,7 +21,7 @@ def made(**changes: Any) -> World:
 
 def told(world: World, answer: Answer, directory: Path) -> Story:
     write_logs(world, directory, ended=False)
-    return tell(Run(directory), answer.uid)
+    return tell(Run(directory), answer.uid or answer.label)
 
 
 def stuck(world: World, answer: Answer, directory: Path) -> Hold:
@@ -79,6 +79,18 @@ def test_the_window_is_full(tmp_path: Path) -> None:
     gate = stuck(world, ask(world, 2), tmp_path)
     assert (gate.node, gate.gate) == ("coordinator", "window")
     assert gate.why == "2 of 2 ops outstanding, the oldest is op 1 of 1.1, at prefill-0"
+
+
+def test_a_full_queue_is_said_at_the_door(tmp_path: Path) -> None:
+    world = made(max_queue=1)
+    world.hold_work("prefill-0")
+    answers = [world.user.ask(prompt(n, 9), max_tokens=4) for n in range(3)]
+    world.run_until(lambda: answers[2].done)
+    story = told(world, answers[2], tmp_path)
+    assert story.done is not None and (story.done.outcome, story.done.node) == (
+        "queue_full", "coordinator",
+    )  # fmt: skip
+    assert next(lines(story)).endswith("[queue] max = 1 requests wait already, 0.000 s")
 
 
 def test_a_stage_whose_compute_stands_still(tmp_path: Path) -> None:
@@ -150,6 +162,17 @@ def test_text_that_is_not_made(tmp_path: Path) -> None:
     world.hold_work("coordinator", "way_out")
     gate = stuck(world, ask(world), tmp_path)
     assert (gate.node, gate.gate) == ("coordinator", "way out")
+
+
+def test_a_client_that_does_not_read(tmp_path: Path) -> None:
+    world = made()
+    answer = ask(world, tokens=40)
+    world.network.room = 20
+    world.freeze(world.user.name)
+    world.run_until(lambda: world.named("request_done"))
+    story = told(world, answer, tmp_path)
+    assert story.done is not None and story.done.outcome == "cancelled"
+    assert "does not read what is sent to it" in next(lines(story))
 
 
 def test_holds_do_not_overlap_and_cover_the_request(tmp_path: Path) -> None:

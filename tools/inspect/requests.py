@@ -15,7 +15,7 @@ SPANS = (
     "tokenise", "queue", "reserve", "prefill", "transfer", "lane", "import", "first_token",
     "first_text", "decode", "last_text",
 )  # fmt: skip
-EVENTS = ("request_accepted", "request_done", "node_started")
+EVENTS = ("request_accepted", "request_done", "request_refused")
 OPEN = "open"  # the outcome of one that has none yet
 
 
@@ -55,8 +55,6 @@ def rows(run: Run) -> Iterator[Row]:
         open_: dict[str, Record] = {}
         for path in source.paths:
             for r in named(path, *EVENTS):
-                if r.event == "node_started":
-                    continue
                 if r.event == "request_accepted":
                     open_[r.uid] = r
                     continue

@@ -79,9 +79,9 @@ def find(run: Run, name: str) -> tuple[str, str, str]:
     """(uid, attempt, label) of the request with this uid, label or attempt; the newest one."""
     uid = att = label = ""
     coordinator = run.coordinator
-    wanted = {"request_accepted", "attempt_reserved", "request_done"}
+    wanted = {"request_accepted", "attempt_reserved", "request_done", "request_refused"}
     for r in coordinator.records(wanted) if coordinator else ():
-        if r.event == "request_accepted" and name in (r.uid, r.label):
+        if r.event in ("request_accepted", "request_refused") and name in (r.uid, r.label):
             uid, att, label = r.uid, "", r.label
         elif r.event == "attempt_reserved" and (r.uid == uid or r.att == name):
             uid, att = r.uid, r.att
@@ -111,7 +111,7 @@ def tell(run: Run, name: str) -> Story:
             context.take(r)
         elif r.event in OF_ALL and others is not None:
             others.append(r)
-        if r.event == "request_done" and r.uid == uid:
+        if r.event in ("request_done", "request_refused") and r.uid == uid:
             over = r.t
     return _Teller(run, uid, att, label, mine, others or [], end).story()
 
@@ -158,7 +158,7 @@ class _Teller:
         self.coordinator = run.coordinator.node if run.coordinator else "coordinator"
         self.decode = next((s.node for s in run.of_role("decode")), "decode")
         self.ring = _ring(run, self.all)
-        done = self.by.get("request_done")
+        done = self.by.get("request_done") or self.by.get("request_refused")
         self.done = done[-1] if done else None
         self.stop = self.done.t if self.done else end
         accepted = self._t("request_accepted")
@@ -411,7 +411,10 @@ def _painted(found: list[Hold], start: float, stop: float, node: str) -> Iterato
 
 def lines(story: Story) -> Iterator[str]:
     whole = max(story.stop - story.start, 1e-9)
-    end = story.done.outcome if story.done else "no end in the log"
+    end = "no end in the log"
+    if story.done:
+        by = f"{story.done.outcome} at {story.done.node}"
+        end = f"{by}: {story.done.detail}" if story.done.detail else by
     yield f"request {story.uid} ({story.label}), attempt {story.att or '-'}: {end}, {whole:.3f} s"
     for h in story.holds:
         left = round(40 * (h.start - story.start) / whole)
