@@ -10,8 +10,9 @@ import pytest
 
 from tests.sim.logs import busy_world, write_logs
 from tests.sim.world import World, prompt, topology
+from tools.inspect.holds import Hold, Story
 from tools.inspect.run import Run
-from tools.inspect.story import Hold, Story, lines, tell
+from tools.inspect.story import lines, tell
 from zpd.testing.simclient import Answer
 
 

@@ -589,6 +589,18 @@ def test_any_frame_is_life_and_silence_ends_a_session(life: Message) -> None:
     assert Refused("silent") in sent(actions)
 
 
+def test_heartbeats_leave_before_anybody_hears_of_an_end() -> None:
+    """They have their numbers by then, and whoever hears of it may send on the same sessions."""
+    bench = opened()
+    bench.tick(TIMES.suspect - TIMES.heartbeat)
+    bench.answer(1, IDLE, 1)
+    bench.mail(IDLE, 1)
+    actions = bench.tick(TIMES.heartbeat)
+    ends = [i for i, a in enumerate(actions) if isinstance(a, LinkDown)]
+    frames = [i for i, a in enumerate(actions) if isinstance(a, SendOn | SendBack)]
+    assert ends and frames and max(frames) < min(ends)
+
+
 def stalls(bench: Bench) -> list[PeerDown]:
     """Heartbeats with the same work for as long as it takes to be suspected."""
     seq, downs = 1, []
