@@ -1,8 +1,9 @@
-"""``zpd inspect`` on the logs of a loaded topology of real processes."""
+"""``zpd inspect`` on the logs of a loaded topology of real processes, which runs on meanwhile."""
 
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 
 from tests.process.asking import Heard, ask_all, of_ids
-from tests.process.harness import PATIENT, started, write_config, zpd
+from tests.process.harness import PATIENT, send, started, wait_until, write_config, zpd
+from tests.process.users import User
+from tools.launch import Running
 
 COUNT, AT_ONCE, LENGTH, TOKENS = 12, 6, 100, 12
 SECONDS = 0.01  # of each op, import and decode step
@@ -23,8 +26,16 @@ BEFORE = (
 
 @dataclass(frozen=True)
 class Loaded:
-    run_dir: Path
+    running: Running
     heard: list[Heard]
+
+    @property
+    def run_dir(self) -> Path:
+        return self.running.run_dir
+
+    def count(self, node: str, words: str) -> int:
+        """Lines of a node's log so far that hold the words."""
+        return (self.run_dir / f"{node}.jsonl").read_text().count(words)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +52,12 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
         with started(config, directory / "run") as running:
             prompts = [[(i * 7 + n) % 256 for i in range(LENGTH)] for n in range(COUNT)]
             heard = ask_all(running.topology, [of_ids(p, TOKENS) for p in prompts], AT_ONCE)
-        yield Loaded(directory / "run", heard)
+            found = Loaded(running, heard)
+            ends = (("coordinator", '"request_done"'), ("decode", '"slot_freed"'),
+                    ("decode", '"finish":"length"'))  # fmt: skip
+            for node, words in ends:
+                wait_until(lambda n=node, w=words: found.count(n, w) == COUNT, f"{words} is logged")
+            yield found
 
 
 def inspect(loaded: Loaded, *arguments: str) -> Any:
@@ -96,3 +112,29 @@ def test_check_passes(loaded: Loaded) -> None:
     verdict = inspect(loaded, "check")
     assert verdict["right"] and verdict["notes"] == []
     assert verdict["checked"]["op_sent"] and verdict["checked"]["slot_transition"]
+
+
+def test_a_frozen_stage_is_named_while_it_is_frozen_and_afterwards(loaded: Loaded) -> None:
+    """The last test of this file: what it adds to the log is in nobody's way."""
+    pid = loaded.running.pids["stage-1"]
+    user = User(loaded.running.topology)
+    ops = loaded.count("stage-0", '"op_computed"')
+    assert ops == COUNT * -(-LENGTH // 16)
+    send(pid, signal.SIGSTOP)
+    try:
+        answer = user.ask([1, 2, 3], 2)
+        done = '"op_computed"'
+        wait_until(lambda: answer.uid and loaded.count("stage-0", done) > ops, "stage-0 did it")
+        story = inspect(loaded, "request", answer.uid)
+        assert (story["gate"]["gate"], story["gate"]["node"]) == ("link", "stage-0 -> stage-1")
+    finally:
+        send(pid, signal.SIGCONT)
+    wait_until(lambda: answer.over, "it goes on")
+    user.close()
+    wait_until(
+        lambda: loaded.count("coordinator", f'"request_done","uid":"{answer.uid}"'), "logged"
+    )
+    story = inspect(loaded, "request", answer.uid)
+    longest = max(story["holds"], key=lambda h: h["seconds"])
+    assert story["gate"] is None
+    assert (longest["gate"], longest["node"]) == ("link", "stage-0 -> stage-1")

@@ -278,6 +278,21 @@ def test_a_corrupted_log_fails_and_the_line_is_named(
         assert json.loads(first.text) == log.lines[blame - 1]
 
 
+def test_what_the_log_itself_dropped_is_forgiven(good: Path, tmp_path: Path) -> None:
+    """It says so a little later than where the records are missing."""
+    for file in good.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    log = Log(tmp_path, C, 0)
+    gone = log.all("op_replied")[3]
+    del log.lines[gone : gone + 3]
+    said = {**log.lines[gone], "event": "log_dropped", "dropped": 3, "errors": 0, "detail": ""}
+    log.lines.insert(gone + 8, said)
+    log.write()
+    verdict = judged(tmp_path)
+    assert verdict.right, verdict.problems
+    assert verdict.notes == [f"coordinator.jsonl:{gone + 9}: 3 records were lost before it"]
+
+
 def test_what_is_torn_or_lost_is_said_and_breaks_no_rule(good: Path, tmp_path: Path) -> None:
     for file in good.iterdir():
         text = file.read_bytes()

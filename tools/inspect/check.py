@@ -7,16 +7,18 @@ never said to be broken because a line is missing that the log says it lost.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tools.inspect.coordinator import CoordinatorRules
 from tools.inspect.owner import OwnerRules
-from tools.inspect.records import Block, line_of
+from tools.inspect.records import Block, Record, line_of
 from tools.inspect.rules import Broken, Rules
 from tools.inspect.run import Run, Source
 from tools.inspect.stage import StageRules
+from zpd.log import ROOM
 
 MOST = 1000  # problems that are kept
 RULES: dict[str, Callable[[], Rules]] = {
@@ -70,7 +72,7 @@ def check(run: Run) -> Verdict:
 
 def _check(source: Source, rules: Rules, verdict: Verdict) -> None:
     handlers = rules.handlers()
-    counts = dict.fromkeys(handlers, 0)
+    counts = Counter(dict.fromkeys(handlers, 0))
     life = -1
     for block in source.blocks():
         verdict.records += len(block.records)
@@ -86,20 +88,36 @@ def _check(source: Source, rules: Rules, verdict: Verdict) -> None:
             handler = handlers.get(record.event)
             if handler is None:
                 continue
-            counts[record.event] += 1
             rules.i = i
             try:
                 handler(record)
             except Broken as broken:
                 _add(verdict, source, block, block.lines[i], broken)
-            if rules.earlier:
-                for earlier in rules.earlier:
-                    _add(verdict, source, block, block.lines[i], earlier)
-                rules.earlier.clear()
+            if rules.news:
+                _settle(verdict, source, rules, record)
+        found = Counter([r.event for r in block.records])
+        counts.update({event: n for event, n in found.items() if event in handlers})
         if torn:
             rules.lost()
     for event, count in counts.items():
         verdict.checked[event] = verdict.checked.get(event, 0) + count
+
+
+def _settle(verdict: Verdict, source: Source, rules: Rules, record: Record) -> None:
+    """What the record shows of earlier ones: rules that they broke, or that some are missing. They
+    are somewhere in the last ones, no further back than the log's own ring goes."""
+    block, line = rules.block, rules.block.lines[rules.i]
+    for earlier in rules.earlier:
+        _add(verdict, source, block, line, earlier)
+    if rules.forgive:
+        verdict.problems = [
+            p
+            for p in verdict.problems
+            if (p.node, p.file) != (source.node, block.path.name) or p.line < line - 2 * ROOM
+        ]
+        lost = f"{record.dropped} records were lost before it"
+        verdict.notes.append(f"{block.path.name}:{line}: {lost}")
+    rules.earlier, rules.forgive, rules.news = [], False, False
 
 
 def _add(verdict: Verdict, source: Source, block: Block, line: int, broken: Broken) -> None:

@@ -69,14 +69,16 @@ class CoordinatorRules(Rules):
             self._over(r.att, tried)
         if self.debug and self.whole and asked is not None and asked.told != r.n_tokens:
             raise Broken("tokens", f"{r.n_tokens} tokens in all, but {asked.told} were told")
-        total = sum(r.spans.values())
-        if min(r.spans.values(), default=0.0) < -SLACK or total > r.e2e + SLACK:
+        spans = (r.spans or {}).values()
+        total = sum(spans)
+        if min(spans, default=0.0) < -SLACK or total > r.e2e + SLACK:
             raise Broken("spans", f"spans of {total:.6f} s do not fit into {r.e2e:.6f} s")
         if total < COVERED * r.e2e - SLACK:
             raise Broken("spans", f"spans name {total:.6f} s of {r.e2e:.6f} s")
 
     def on_node_stopped(self, r: Record) -> None:
         for uid, asked in self.asked.items():
+            self.news = True
             self.earlier.append(
                 Broken("one outcome", f"request {uid} has no outcome, and its node stopped",
                        asked.where)

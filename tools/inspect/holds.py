@@ -55,7 +55,7 @@ class Story:
             "holds": [asdict(h) | {"seconds": h.seconds} for h in self.holds],
             "ops": [asdict(h) | {"seconds": h.seconds} for h in self.ops],
             "tokens": self.tokens,
-            "spans": self.done.spans if self.done else {},
+            "spans": (self.done.spans or {}) if self.done else {},
             "trouble": self.trouble,
         }
 

@@ -83,7 +83,7 @@ class Record(msgspec.Struct, gc=False):
     took: float = 0.0
     offset: float = 0.0
     nbytes: int = 0
-    spans: dict[str, float] = msgspec.field(default_factory=dict)
+    spans: dict[str, float] | None = None
     ttft: float | None = None
     e2e: float = 0.0
     # set by the reader

@@ -61,7 +61,7 @@ def rows(run: Run) -> Iterator[Row]:
                 open_.pop(r.uid, None)
                 yield Row(
                     r.uid, r.label, r.outcome, r.detail, r.route, r.n_prompt, r.n_tokens, r.ttft,
-                    r.e2e, r.spans, r.at,
+                    r.e2e, r.spans or {}, r.at,
                 )  # fmt: skip
         for r in open_.values():
             yield Row(r.uid, r.label, OPEN, "", "", r.n_prompt, 0, None, None, {}, r.at)

@@ -28,11 +28,13 @@ class Rules:
     def __init__(self) -> None:
         self.whole = False
         self.debug = False
+        self.news = False  # there is something in one of these:
+        self.forgive = False  # what was just found may be for want of records
         self.earlier: list[Broken] = []  # what the present record shows of earlier ones
 
     def handlers(self) -> dict[str, Callable[[Record], None]]:
         own = {name[3:]: getattr(self, name) for name in dir(self) if name.startswith("on_")}
-        return {"node_started": self._started, "log_dropped": lambda r: self.lost(), **own}
+        return {"node_started": self._started, "log_dropped": self._dropped, **own}
 
     def begin(self, record: Record) -> None:
         """Another life of the node begins with this record."""
@@ -50,6 +52,12 @@ class Rules:
 
     def here(self) -> Where:
         return self.block.path, self.block.lines[self.i]
+
+    def _dropped(self, record: Record) -> None:
+        """The log says so only once there is room again: what is missing is somewhere before."""
+        if record.dropped:
+            self.lost()
+            self.forgive = self.news = True
 
     def _started(self, record: Record) -> None:
         self.debug = record.log_level == "debug"

@@ -55,4 +55,5 @@ class StageRules(Rules):
 
     def on_node_stopped(self, r: Record) -> None:
         if self.gap is not None:
+            self.news = True
             self.earlier.append(Broken("contiguous seq", self.gap[1], self.gap[2]))

@@ -107,7 +107,7 @@ def lines(story: Story) -> Iterator[str]:
         why = f": {h.why}" if h.why else ""
         yield f"{h.start - story.start:9.3f} s {h.seconds:9.3f} s |{bar:<41.41}| {place}{why}"
     if story.done:
-        spans = "  ".join(f"{k} {v:.3f}" for k, v in story.done.spans.items())
+        spans = "  ".join(f"{k} {v:.3f}" for k, v in (story.done.spans or {}).items())
         yield f"spans: {spans}"
     if story.gate:
         yield f"stuck: {story.gate.gate} at {story.gate.node}: {story.gate.why}"
