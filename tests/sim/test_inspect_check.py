@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from tests.sim.logs import busy_world, write_logs
-from tools.inspect.check import Verdict, check
+from tools.inspect.check import BACK, Verdict, check
 from tools.inspect.run import Run
+from zpd.log import ROOM
 
 Lines = list[dict[str, Any]]
 C, S, D = "coordinator", "prefill-0", "decode"
@@ -280,6 +281,7 @@ def test_a_corrupted_log_fails_and_the_line_is_named(
 
 def test_what_the_log_itself_dropped_is_forgiven(good: Path, tmp_path: Path) -> None:
     """It says so a little later than where the records are missing."""
+    assert BACK == 2 * ROOM
     for file in good.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     log = Log(tmp_path, C, 0)

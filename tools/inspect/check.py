@@ -18,8 +18,8 @@ from tools.inspect.records import Block, Record, line_of
 from tools.inspect.rules import Broken, Rules
 from tools.inspect.run import Run, Source
 from tools.inspect.stage import StageRules
-from zpd.log import ROOM
 
+BACK = 2 * 65536  # lines: twice what the ring of a log holds (zpd.log.ROOM)
 MOST = 1000  # problems that are kept
 RULES: dict[str, Callable[[], Rules]] = {
     "coordinator": CoordinatorRules, "prefill": StageRules, "decode": OwnerRules,
@@ -113,7 +113,7 @@ def _settle(verdict: Verdict, source: Source, rules: Rules, record: Record) -> N
         verdict.problems = [
             p
             for p in verdict.problems
-            if (p.node, p.file) != (source.node, block.path.name) or p.line < line - 2 * ROOM
+            if (p.node, p.file) != (source.node, block.path.name) or p.line < line - BACK
         ]
         lost = f"{record.dropped} records were lost before it"
         verdict.notes.append(f"{block.path.name}:{line}: {lost}")
