@@ -17,6 +17,7 @@ import pytest
 from tests.sim.logs import busy_world, write_logs
 from tools.inspect.check import BACK, Verdict, check
 from tools.inspect.run import Run
+from zpd.events import LOG_VERSION
 from zpd.log import ROOM
 
 Lines = list[dict[str, Any]]
@@ -277,6 +278,20 @@ def test_a_corrupted_log_fails_and_the_line_is_named(
         first = verdict.problems[0]
         assert (first.node, first.line) == (node, blame), (seed, verdict.problems)
         assert json.loads(first.text) == log.lines[blame - 1]
+
+
+def test_a_log_of_another_version_is_not_held_against_these_rules(
+    good: Path, tmp_path: Path
+) -> None:
+    for file in good.iterdir():
+        text = file.read_text()
+        (tmp_path / file.name).write_text(text.replace(f'"log_version":{LOG_VERSION},', ""))
+    log = Log(tmp_path, C, 0)
+    log.drop(log.any("op_replied"))
+    log.write()
+    verdict = judged(tmp_path)
+    assert verdict.right and sum(verdict.checked.values()) == 0
+    assert "coordinator: log version 1, not 2" in verdict.notes
 
 
 def test_what_the_log_itself_dropped_is_forgiven(good: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from tools.inspect.records import Block, Record, line_of
 from tools.inspect.rules import Broken, Rules
 from tools.inspect.run import Run, Source
 from tools.inspect.stage import StageRules
+from zpd.events import LOG_VERSION
 
 BACK = 2 * 65536  # lines: twice what the ring of a log holds (zpd.log.ROOM)
 MOST = 1000  # problems that are kept
@@ -60,7 +61,9 @@ class Verdict:
 def check(run: Run) -> Verdict:
     verdict = Verdict()
     for source in run.sources.values():
-        if make := RULES.get(source.role):
+        if source.version not in (0, LOG_VERSION):
+            verdict.notes.append(f"{source.node}: not checked, as its log has other fields")
+        elif make := RULES.get(source.role):
             _check(source, make(), verdict)
         else:
             verdict.notes.append(f"{source.node}: role {source.role or 'unknown'}: no rules")

@@ -22,6 +22,7 @@ from zpd.events import LOG_VERSION
 from zpd.rundir import read_nodes
 
 LOG = re.compile(r"(?P<node>.+)\.jsonl(?:\.(?P<part>[0-9]+))?(?:\.gz)?")
+OLDEST = 1  # the version of a log that says none
 PLACES = ("node_started", "log_continued", "clock_offset")
 
 
@@ -84,8 +85,8 @@ class Run:
                 self.sources[name].role = role
         self._align(offsets)
         for source in self.sources.values():
-            if source.version > LOG_VERSION:
-                self.notes.append(f"{source.node}: log version {source.version} is newer than this")
+            if source.version not in (0, LOG_VERSION):
+                self.notes.append(f"{source.node}: log version {source.version}, not {LOG_VERSION}")
 
     @property
     def coordinator(self) -> Source | None:
@@ -160,7 +161,7 @@ def _learn(source: Source, offsets: dict[tuple[str, str], list[Record]]) -> None
             source.role = record.role or source.role
             source.clock = record.clock or source.clock
             source.level = record.log_level or source.level
-            source.version = max(source.version, record.log_version)
+            source.version = max(source.version, record.log_version or OLDEST)
             if not source.wall:
                 source.wall = wall(record) - record.mono
 
