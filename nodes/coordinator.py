@@ -15,8 +15,9 @@ import numpy as np
 from nodes.door import Waiting, check, tokenise
 from nodes.facts import facts, hidden_size
 from nodes.fit import check_fit
+from nodes.guide import Guides
 from nodes.text import Text
-from nodes.wayout import WayOut
+from nodes.wayout import WayOut, logprobs
 from zpd.actor import Actor, Context, Progress
 from zpd.attempt import Live, Request
 from zpd.decisions import Action, Finished, Grew, Refusal, Routed, Send
@@ -66,10 +67,11 @@ class Coordinator(Actor):
         per_token = hidden_size(topology) * itemsize
         self.scheduler = Scheduler(topology, context.incarnation, per_token)
         self.text = text
+        self.guides = Guides(topology.model.name)  # the door worker's
         self.door = Waiting()
         self.way_out = WayOut(context, self._stopped)
         self.uids = 0
-        self.sent_at: dict[int, float] = {}  # seq of an outstanding op -> when it left
+        self.sent: dict[int, tuple[float, bool]] = {}  # seq of an outstanding op -> when, more
         self.was_ready: tuple[bool, str] | None = None
         self.was_open: Term | None = None  # the ring's, as the log has it
 
@@ -117,7 +119,9 @@ class Coordinator(Actor):
         self._tick()
 
     def _load(self, progress: Progress) -> Text:
-        return Text.load(self.topology.model.name)
+        text = Text.load(self.topology.model.name)
+        self.guides.load()
+        return text
 
     def _loaded(self, text: Text, error: BaseException | None) -> None:
         if error is not None:
@@ -156,7 +160,7 @@ class Coordinator(Actor):
             case Loaded() if peer == s.owner:
                 s.owner_loaded(self.context.incarnation_of(peer))
             case Token() if peer == s.owner:
-                self._do(s.token(now, message))
+                self._do(s.token(now, message, logprobs(message, blobs)))
             case Ended() if peer == s.owner:
                 self._do(s.ended(now, message))
             case Reply() if peer == t.stages[-1].name:
@@ -181,11 +185,11 @@ class Coordinator(Actor):
             self.context.event("reply_out_of_order", why=str(error))
             actions = self.scheduler.out_of_order(now, error)
         else:
-            took = now - self.sent_at.pop(message.seq, now)
+            sent_at, _ = self.sent.pop(message.seq, (now, False))
             self.context.event(
                 "op_replied", att=message.att, use=message.use, seq=message.seq,
-                start=message.start, stop=message.stop, skip=message.skip, took=took,
-                outstanding=len(self.sent_at),
+                start=message.start, stop=message.stop, skip=message.skip, took=now - sent_at,
+                outstanding=self._outstanding(),
             )  # fmt: skip
         self._do(actions)
 
@@ -211,20 +215,23 @@ class Coordinator(Actor):
         if text is None:
             self.way_out.refuse(uid, Outcome.UNAVAILABLE, "loading the tokenizer")
             return
-        nbytes = blobs[0].nbytes
+        nbytes = sum(blob.nbytes for blob in blobs)
         if not self.door.enter(nbytes):
             self.way_out.refuse(uid, Outcome.QUEUE_FULL, "too many prompts wait to be tokenised")
             return
 
         def tokenised(prompt: list[int], error: BaseException | None) -> None:
             self.door.leave(nbytes)
-            self._tokenised(uid, peer, ask, asked, prompt, error)
+            guide = blobs[1].as_text() if len(blobs) > 1 and error is None else ""
+            self._tokenised(uid, peer, ask, asked, prompt, guide, error)
 
-        self.context.submit(lambda p: tokenise(text, ask, blobs[0]), tokenised, worker="door")
+        self.context.submit(
+            lambda p: tokenise(text, self.guides, ask, blobs), tokenised, worker="door"
+        )
 
     def _tokenised(
         self, uid: str, peer: str, ask: Ask, asked: float, prompt: list[int],
-        error: BaseException | None,
+        guide: str, error: BaseException | None,
     ) -> None:  # fmt: skip
         if self.text is None or not self.way_out.owns(peer, uid):
             return  # cancelled meanwhile
@@ -241,7 +248,7 @@ class Coordinator(Actor):
         now, limit = self.context.now(), self.topology.timeouts.request
         request = Request(
             uid, tuple(prompt), ask.max_tokens, ask.sampling, tuple(self.text.eos_ids), asked, now,
-            asked + (min(ask.timeout, limit) if ask.timeout else limit),
+            asked + (min(ask.timeout, limit) if ask.timeout else limit), ask.priority, guide,
         )  # fmt: skip
         self.context.send(peer, Accepted(ask.label, uid, len(prompt)))
         self.context.event(
@@ -281,6 +288,9 @@ class Coordinator(Actor):
         blobs: tuple[Blob, ...] = ()
         if action.tokens is not None:
             blobs = (Blob.of(np.asarray(action.tokens, dtype=np.int32)),)
+        if isinstance(action.message, Reserve | ReserveLane):
+            guide = self.scheduler.live[action.message.att].request.guide
+            blobs += (Blob.text(guide),) if guide else ()
         sent = self.context.send(action.peer, action.message, blobs, bulk=action.bulk)
         self._log_sent(action.message)
         if not sent and action.bulk:
@@ -297,11 +307,11 @@ class Coordinator(Actor):
     def _log_sent(self, message: Message) -> None:
         event = self.context.event
         if isinstance(message, Prefill):
-            self.sent_at[message.seq] = self.context.now()
+            self.sent[message.seq] = (self.context.now(), message.more)
             event(
                 "op_sent", att=message.att, use=message.use, seq=message.seq,
-                start=message.start, stop=message.stop, last=message.last,
-                outstanding=len(self.sent_at), depth=self.scheduler.window.depth,
+                start=message.start, stop=message.stop, last=message.last, more=message.more,
+                outstanding=self._outstanding(), depth=self.scheduler.window.depth,
             )  # fmt: skip
             self._log_prefix(message)
         elif isinstance(message, Reserve | ReserveLane):
@@ -324,14 +334,18 @@ class Coordinator(Actor):
             cached=cached, restored=restored, mode=mode,
         )  # fmt: skip
 
+    def _outstanding(self) -> int:
+        """As the log has it, line by line; the window is ahead of it."""
+        return sum(not more for _, more in self.sent.values())
+
     def _watch_ring(self) -> None:
         ring = self.scheduler.ring
         if self.was_open is not None and ring.state is not RingState.OPEN:
             self.context.event(
-                "ring_broken", term=self.was_open, why=ring.why, outstanding=len(self.sent_at)
+                "ring_broken", term=self.was_open, why=ring.why, outstanding=self._outstanding()
             )
             self.was_open = None
-            self.sent_at.clear()
+            self.sent.clear()
 
     def _watch_ready(self) -> None:
         ready = self.ready()

@@ -183,7 +183,7 @@ def _request(n: int, seq: int) -> Iterator[Line]:
         start, stop = i * CHUNK, (i + 1) * CHUNK
         op = f',{att},{use},"seq":{seq + i + 1},"start":{start},"stop":{stop}'
         last = "true" if i == CHUNKS - 1 else "false"
-        yield C, "op_sent", DEBUG, f'{op},"last":{last},"outstanding":1,"depth":4'
+        yield C, "op_sent", DEBUG, f'{op},"last":{last},"more":false,"outstanding":1,"depth":4'
         for stage in STAGES:
             yield stage, "op_arrived", DEBUG, op
             times = '"waited":0.000012,"computed":0.012345,"sent":0.000123'

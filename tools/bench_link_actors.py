@@ -90,7 +90,7 @@ class Near(Actor):
         self.ops[message.seq] = self.context.now()
         self.context.event(
             "op_sent", att=message.att, use=message.use, seq=message.seq,
-            start=message.start, stop=message.stop, last=message.last,
+            start=message.start, stop=message.stop, last=message.last, more=False,
             outstanding=len(self.window), depth=self.window.depth,
         )  # fmt: skip
 

@@ -28,6 +28,7 @@ SENT: dict[str, Any] = {
     "stop": 16,
     "last": True,
     "outstanding": 2,
+    "more": False,
     "depth": 8,
 }
 

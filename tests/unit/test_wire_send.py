@@ -174,12 +174,13 @@ def test_names_have_255_bytes() -> None:
         (Ask("\ud800", "raw", 1, Sampling()), "not Unicode"),
         (Ask("", "raw", -1, Sampling()), r"Ask\.max_tokens"),
         (Ask("", "raw", 1, Sampling(seed=2**63)), r"Ask\.sampling\.seed"),
+        (Ask("", "raw", 1, Sampling(logprobs=-2)), r"Ask\.sampling\.logprobs"),
         (Ask("", "raw", 1, Sampling(), ("x" * 256,)), r"Ask\.stop"),
         (Ask("", "raw", 1, Sampling(), ("\ud800",)), "not Unicode"),
         (Ask("", "raw", 1, Sampling(), ("x" * 255,) * 256), "header"),
         (Ask("", "raw", 1, Sampling(), timeout=float("inf")), r"Ask\.timeout"),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_what_a_person_typed_is_no_bug(ask: Ask, said: str) -> None:
     with pytest.raises(UserError, match=said):

@@ -36,6 +36,7 @@ class CoordinatorRules(Rules):
         self.asked: dict[str, Asked] = {}
         self.tried: dict[str, Tried] = {}
         self.outstanding: deque[Record] = deque()
+        self.count = 0  # of those, packs as one
         self.seq = -1
         self.open: bool | None = None  # the ring; None: not known
         self.known = False  # how many ops are outstanding
@@ -124,17 +125,20 @@ class CoordinatorRules(Rules):
     def on_ring_opened(self, r: Record) -> None:
         self.open, self.known = True, True
         self.outstanding.clear()
+        self.count = 0
 
     def on_ring_broken(self, r: Record) -> None:
-        count = len(self.outstanding)
+        count = self.count
         known, self.open, self.known = self.known, False, True
         self.outstanding.clear()
+        self.count = 0
         if known and r.outstanding != count:
             raise Broken("credits", f"{r.outstanding} ops were outstanding, {count} were sent")
 
     def on_op_sent(self, r: Record) -> None:
         seq, self.seq = self.seq, r.seq
         self.outstanding.append(r)
+        self.count += not r.more
         tried = self.tried.get(r.att)
         fits = tried is None or tried.next in (-1, r.start)
         if tried is not None:
@@ -151,25 +155,28 @@ class CoordinatorRules(Rules):
             raise Broken("contiguous seq", f"op {r.seq} follows op {seq}")
         if self.open is False:
             raise Broken("term", f"op {r.seq} was sent while the ring was not open")
-        if self.known and r.outstanding != len(self.outstanding):
-            raise Broken(
-                "credits", f"{r.outstanding} ops outstanding, but {len(self.outstanding)} are"
-            )
+        if self.known and r.outstanding != self.count:
+            raise Broken("credits", f"{r.outstanding} ops outstanding, but {self.count} are")
         if r.outstanding > r.depth:
             raise Broken("credits", f"{r.outstanding} ops outstanding, depth {r.depth}")
 
     def on_op_replied(self, r: Record) -> None:
         if not self.known:
             return
-        oldest = self.outstanding.popleft() if self.outstanding else None
+        oldest = self._oldest()
         if oldest is None or oldest.seq != r.seq:
             said = "none is" if oldest is None else f"op {oldest.seq} is the oldest"
             while self.outstanding and oldest is not None and oldest.seq < r.seq:
-                oldest = self.outstanding.popleft()
+                oldest = self._oldest()
             raise Broken("FIFO", f"a reply to op {r.seq}, but {said} outstanding")
         if (oldest.att, oldest.use, oldest.start, oldest.stop) != (r.att, r.use, r.start, r.stop):
             raise Broken("FIFO", f"the reply to op {r.seq} is not of what was sent")
-        if r.outstanding != len(self.outstanding):
-            raise Broken(
-                "credits", f"{r.outstanding} ops outstanding, but {len(self.outstanding)} are"
-            )
+        if r.outstanding != self.count:
+            raise Broken("credits", f"{r.outstanding} ops outstanding, but {self.count} are")
+
+    def _oldest(self) -> Record | None:
+        if not self.outstanding:
+            return None
+        oldest = self.outstanding.popleft()
+        self.count -= not oldest.more
+        return oldest

@@ -45,6 +45,7 @@ class Record(msgspec.Struct, gc=False):
     start: int = 0
     stop: int = 0
     last: bool = False
+    more: bool = False
     skip: str = ""
     outstanding: int = -1
     depth: int = 0

@@ -151,7 +151,8 @@ class Teller:
         if not out:
             return "order", "chunks of other prompts first"
         oldest = min(out)
-        said = f"{len(out)} of {depth} ops outstanding, the oldest is op {oldest}"
+        count = sum(not r.more for r in out.values())
+        said = f"{count} of {depth} ops outstanding, the oldest is op {oldest}"
         return "window", f"{said} of {out[oldest].att}, {self._whereabouts(oldest, at)}"
 
     def _whereabouts(self, seq: int, at: float) -> str:

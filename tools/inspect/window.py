@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -92,16 +91,16 @@ def found(run: Run, limit: int) -> Window:
     w = Window()
     stalls: list[tuple[float, int, Stall]] = []
     legs = Legs(run.coordinator.node if run.coordinator else "coordinator")
-    out: deque[Record] = deque()
     wanting: set[str] = set()  # granted, and not all ops sent
+    out = depth = 0  # outstanding, packs as one
     since: float | None = None  # when the number last changed
     moved = 0.0  # the last op or reply
 
     def count(now: float) -> None:
         nonlocal since
         if since is not None and (out or wanting):
-            w.at[len(out)] = w.at.get(len(out), 0.0) + now - since
-            if out and len(out) >= out[-1].depth and wanting:
+            w.at[out] = w.at.get(out, 0.0) + now - since
+            if wanting and out and out >= depth:
                 w.full += now - since
         since = now
 
@@ -113,30 +112,28 @@ def found(run: Run, limit: int) -> Window:
         if r.event == "attempt_granted" and r.use:
             wanting.add(r.att)
         elif r.event == "op_sent":
-            out.append(r)
+            out, depth = r.outstanding, r.depth
             legs.take(r)
             w.ops += 1
-            w.peak, w.depth = max(w.peak, len(out)), max(w.depth, r.depth)
+            w.peak, w.depth = max(w.peak, out), max(w.depth, depth)
             moved = r.t
             if r.last:
                 wanting.discard(r.att)
         elif r.event == "op_replied":
-            full = out and len(out) >= out[-1].depth
-            if full and wanting and r.t > moved:
+            if wanting and out >= depth and r.t > moved:
                 where = legs.between(r.seq, moved, r.t)
                 stall = Stall(moved, r.t - moved, r.seq, r.att, where)
                 heapq.heappush(stalls, (stall.seconds, r.seq, stall))
                 if limit and len(stalls) > limit:
                     heapq.heappop(stalls)
-            if out:
-                out.popleft()
+            out = r.outstanding
             legs.ops.pop(r.seq, None)
             moved = r.t
         elif r.event == "request_done":
             wanting.discard(r.att)
         else:
             w.broken += r.event == "ring_broken"
-            out.clear()
+            out = 0
             legs.ops.clear()
     w.stalls = [stall for *_, stall in sorted(stalls, reverse=True)]
     return w
