@@ -96,13 +96,12 @@ class Browser:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
-    async def until(self, script: str) -> Any:
-        """Its value, as soon as that is true."""
+    async def until(self, script: str) -> None:
+        """Wait until a JavaScript expression is true."""
         deadline = time.monotonic() + LIMIT
-        while not (value := await self.run(script)):
+        while not await self.run(f"!!({script})"):
             assert time.monotonic() < deadline, f"never: {script}"
             await asyncio.sleep(0.02)
-        return value
 
     async def open(self, url: str) -> None:
         await self.send("Page.navigate", url=url)

@@ -10,6 +10,8 @@ from typing import Any
 
 from aiohttp import web
 
+from nodes.http.page import HEADERS, PAGE
+
 FAIL = "FAIL"  # a prompt that is refused
 BREAK = "BREAK"  # a prompt whose stream ends with an error event
 CUT = "CUT"  # a prompt whose connection is cut
@@ -29,6 +31,7 @@ class Stub:
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
         app = web.Application()
+        app.router.add_get("/", self._page)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
@@ -40,6 +43,9 @@ class Stub:
         self._loop.run_forever()
         self._loop.run_until_complete(runner.cleanup())
         self._loop.close()
+
+    async def _page(self, request: web.Request) -> web.Response:
+        return web.Response(body=PAGE, headers=HEADERS)
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "stub"}]})
