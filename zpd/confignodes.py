@@ -91,6 +91,7 @@ NODE: dict[str, Key] = {
     "peers": Key(_names, ()),
     "bulk_peers": Key(_names, ()),
     "args": Key(_args, NOTHING),
+    "http": Key(lambda table: table, None),  # zpd.confighttp reads it
 }
 
 
@@ -128,6 +129,8 @@ def check_nodes(problems: Problems, nodes: list[dict[str, Any]], expose: bool) -
     if not nodes or any("role" not in n for n in nodes):
         return
     for role in ROLES:
+        if role == "http":
+            continue  # any number
         has = [f"node[{i}]" for i, n in enumerate(nodes) if n["role"] == role]
         if len(has) != 1 and (role != "prefill" or not has):
             many = "at least one" if role == "prefill" else "exactly one"

@@ -58,7 +58,8 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Reserve:
-    """C -> D: queue for a source slot. Blob 0: prompt token ids, int32 [n_prompt]."""
+    """C -> D: queue for a source slot. Blob 0: prompt token ids, int32 [n_prompt]; blob 1: the
+    guide, as in Ask, if there is one."""
 
     att: Attempt
     ring: Ring
@@ -82,8 +83,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class ReserveLane:
-    """C -> D: queue for a lane, and prefill the prompt there. Blob 0: prompt token ids, int32
-    [n_prompt]."""
+    """C -> D: queue for a lane, and prefill the prompt there. Blobs as Reserve's."""
 
     att: Attempt
     n_prompt: int
@@ -125,7 +125,11 @@ class Token:
     until the last one. ``spans`` (seconds on D's clock, measured from the grant) come with index
     0: kv (all of it landed), lane (the import starts; only where it had to wait for its lane),
     import_end (it is in a lane), sampled (the first token is chosen). Where D prefilled the prompt:
-    turn (its first chunk begins), prefilled, sampled."""
+    turn (its first chunk begins), prefilled, sampled.
+
+    Blobs, where the request asks for log-probabilities of k tokens: the values, float32
+    [len(ids), 1 + k], and whose they are, int32 [len(ids), 1 + k]; column 0 is the chosen token,
+    the others are the likeliest, in order."""
 
     att: Attempt
     index: int
@@ -262,7 +266,8 @@ class Opened:
 class Ask:
     """Client -> C. Blob 0, uint8 (UTF-8): ``kind`` "raw": the prompt text; "chat": a JSON list of
     {"role", "content"}; "ids": a JSON list of token ids. ``label`` is the client's name for the
-    request, only ever shown."""
+    request, only ever shown. Blob 1, uint8 (UTF-8), where the answer must have a form: the *guide*,
+    a JSON object {"kind", "value"}; see ``nodes.guide``."""
 
     label: str
     kind: str
@@ -270,6 +275,7 @@ class Ask:
     sampling: Sampling
     stop: tuple[str, ...] = ()
     timeout: float = 0.0  # seconds; 0: the configured one
+    priority: int = 0  # 0 to 7; of those that wait, the lowest goes first
 
 
 @dataclass(frozen=True)
@@ -283,7 +289,7 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Delta:
-    """C -> client: more of the answer."""
+    """C -> client: more of the answer. Blobs as Token's, of these ids."""
 
     uid: str
     text: str

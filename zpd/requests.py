@@ -4,8 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from zpd.errors import UserError
+
+MAX_BIASES = 1024  # of one request; with all else of a message far below a header's cap
+MAX_BIAS = 100.0
+MAX_LOGPROBS = 20
+MAX_PRIORITY = 7
+
+
+class Bias(NamedTuple):
+    """``value`` is added to the logit of ``token``."""
+
+    token: int
+    value: float
 
 
 @dataclass(frozen=True)
@@ -25,6 +38,10 @@ class Sampling:
     frequency_penalty: float = 0.0  # over the answer; 0: off
     seed: int = 0
     stop_ids: tuple[int, ...] = ()  # besides the model's own end-of-sequence ids
+    min_tokens: int = 0  # none of these ids, nor the model's own, before so many tokens
+    ignore_eos: bool = False  # the model's own end-of-sequence ids do not end the answer
+    logit_bias: tuple[Bias, ...] = ()  # each token at most once
+    logprobs: int = -1  # k: of the chosen token and of the k likeliest; -1: off
 
     def check(self) -> None:
         """Raise UserError naming the first field whose value is not allowed."""
@@ -47,3 +64,20 @@ class Sampling:
             raise UserError(f"seed = {self.seed}: must be from 0 to 2**63 - 1")
         if any(not 0 <= i < 2**31 for i in self.stop_ids):
             raise UserError(f"stop_ids = {list(self.stop_ids)}: token ids are not negative")
+        if not 0 <= self.min_tokens < 2**31:
+            raise UserError(f"min_tokens = {self.min_tokens}: must not be negative")
+        if not -1 <= self.logprobs <= MAX_LOGPROBS:
+            raise UserError(
+                f"logprobs = {self.logprobs}: must be from 0 to {MAX_LOGPROBS}; -1: off"
+            )
+        if len(self.logit_bias) > MAX_BIASES:
+            raise UserError(f"logit_bias: {len(self.logit_bias)} tokens, at most {MAX_BIASES}")
+        for token, value in self.logit_bias:
+            if not 0 <= token < 2**31:
+                raise UserError(f"logit_bias = {token}: token ids are not negative")
+            if not abs(value) <= MAX_BIAS:  # so for NaN, too
+                raise UserError(
+                    f"logit_bias = {token}: {value}: must be from -{MAX_BIAS} to {MAX_BIAS}"
+                )
+        if len({token for token, _ in self.logit_bias}) < len(self.logit_bias):
+            raise UserError("logit_bias: names a token twice")

@@ -25,6 +25,7 @@ MAX_ITEMS = 4096  # of a list or map: msgpack makes room for the claimed number 
 # message that carries it. LONG: bounded by the header alone.
 CUT = frozenset({"detail", "mine", "reason", "skip", "why", "yours"})
 LONG = frozenset({"facts", "fields", "text"})
+OR_OFF = frozenset({"logprobs"})  # integers that may be -1, too
 
 
 class SchemaError(ValueError):
@@ -39,7 +40,7 @@ class Codec(NamedTuple):
 def codec(kind: Any, where: str) -> Codec:
     """The codec of one annotation. ``where`` names the field in errors, e.g. ``Prefill.seq``."""
     if kind is int:
-        return _both(_integer(where))
+        return _both(_integer(where, -1 if _name(where) in OR_OFF else 0))
     if kind is bool:
         return _both(_boolean(where))
     if kind is float:
@@ -141,7 +142,7 @@ def as_map(cls: Any, where: str) -> Codec:
     unpacks = [(n, c.unpack) for n, c in parts]
     names = frozenset(order)
     # Whole numbers are most of what travels: they are looked at together.
-    whole = [n for n in order if hints[n] is int]
+    whole = [n for n in order if hints[n] is int and n not in OR_OFF]
     other_packs = [(n, f) for n, f in packs if n not in whole]
     other_unpacks = [(n, f) for n, f in unpacks if n not in whole]
     make = maker(cls)
@@ -204,11 +205,15 @@ def _both(check: Callable[[Any], Any]) -> Codec:
     return Codec(check, check)
 
 
-def _integer(where: str) -> Callable[[Any], int]:
+def _name(where: str) -> str:
+    return where.rpartition(".")[2].rstrip("[]{}")
+
+
+def _integer(where: str, least: int) -> Callable[[Any], int]:
     def check(value: Any) -> int:
-        if type(value) is int and not value >> BITS:
+        if type(value) is int and least <= value <= MAX_INT:
             return value
-        raise SchemaError(f"{where}: {shown(value)} is not an integer from 0 to 2**63 - 1")
+        raise SchemaError(f"{where}: {shown(value)} is not an integer from {least} to 2**63 - 1")
 
     return check
 
@@ -236,7 +241,7 @@ def _number(where: str) -> Callable[[Any], float]:
 
 
 def _text(where: str) -> Codec:
-    name = where.rpartition(".")[2].rstrip("[]{}")
+    name = _name(where)
     if name in CUT:
         return Codec(_cut(where), _string(where, MAX_TEXT))
     return _both(_string(where, MAX_INT if name in LONG else MAX_NAME))
