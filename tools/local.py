@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from typing import Any
 
 from nodes.models.directory import resolve
 from nodes.models.spec import read_spec
+from zpd import address
+from zpd.confighttp import split
 from zpd.errors import UserError
 from zpd.layers import TOY
 
@@ -22,12 +25,14 @@ HERE = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Local:
-    """What ``zpd serve`` was told. ``max_tokens``: 0: by the model."""
+    """What ``zpd serve`` was told. ``max_tokens`` 0: by the model. ``threads`` 0: all cores, as
+    each node that computes has its part."""
 
     model: str
     stages: int
     lanes: int
     max_tokens: int
+    threads: int
     dtype: str
     listen: str
     api_keys: str
@@ -41,20 +46,22 @@ def topology_text(local: Local) -> str:
         raise UserError(f"--stages {local.stages}: {text}")
     names = [f"stage-{i}" for i in range(local.stages)]
     roles = {"coordinator": "coordinator", **dict.fromkeys(names, "prefill"), "decode": "decode"}
-    port = local.listen.rpartition(":")[2]
+    host, port = split(local.listen)
+    threads = local.threads or max(1, (os.cpu_count() or 1) // (local.stages + 1))
     model: dict[str, Any] = {"name": local.model, "max_tokens": local.max_tokens or room}
     if local.model == TOY:
         model |= {"layers": TOY_LAYERS}
     else:
         model |= {"dtype": local.dtype}
     tables = {
-        "topology": {"name": f"serve-{port}", "expose": not local.listen.startswith(HERE)},
+        "topology": {"name": f"serve-{port}", "expose": not address.is_loopback(host)},
         "model": model,
         # Two slots: while the KV of one is imported, that of the next may land.
         "decode": {"lanes": local.lanes, "source_slots": min(local.lanes, 2)},
     }
     nodes = [
         {"name": name, "role": role, "address": f"tcp://{HERE}:{free}"}
+        | ({"threads": threads} if role != "coordinator" else {})
         for (name, role), free in zip(roles.items(), free_ports(len(roles)), strict=True)
     ]
     said = "".join(f"[{name}]\n{_values(values)}\n" for name, values in tables.items())

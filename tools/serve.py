@@ -19,6 +19,7 @@ from zpd.rundir import run_dir
 from zpd.topology import Node, Topology
 
 PORT = 8000
+MOST = 1024
 FILE = "topology.toml"  # in the run directory
 
 
@@ -34,6 +35,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="requests that decode at the same time (%(default)s)")  # fmt: skip
     add("--max-tokens", type=int, default=0, metavar="N",
         help="room of a request, prompt and answer (the model's, at most 4096)")  # fmt: skip
+    add("--threads", type=int, default=0, metavar="N",
+        help="of each node that computes (its part of all cores)")  # fmt: skip
     add("--dtype", choices=DTYPES, default=Node.dtype, help="(%(default)s)")
     add("--host", default=HERE, metavar="HOST", help="to listen at (%(default)s: only from here)")
     add("--port", type=int, default=PORT, metavar="N", help="(%(default)s)")
@@ -49,11 +52,14 @@ def run(args: argparse.Namespace) -> int:
     check_timeout(args.ready_timeout)
     if (args.model is None) == (args.config is None):
         raise UserError("MODEL or --config FILE: exactly one of them")
-    text = _of_file(args) if args.config else _of_model(args)
-    draft = load(args.config) if text is None else parse(tomllib.loads(text), Problems("zpd serve"))
-    directory = run_dir(draft, args.run_dir)
-    topology = draft
-    if text is not None:
+    if args.config:
+        topology = load(args.config)
+        text = _of_file(args, topology)
+    else:
+        text = _of_model(args)
+        topology = parse(tomllib.loads(text), Problems("zpd serve"))
+    directory = run_dir(topology, args.run_dir)
+    if text:
         (directory / FILE).write_text(text, encoding="utf-8")
         topology = load(directory / FILE)
     check(topology)
@@ -65,8 +71,7 @@ def ready(topology: Topology) -> str:
     lines = []
     for node in topology.nodes:
         if node.http is not None:
-            host, _, port = node.http.listen.rpartition(":")
-            url = f"http://{HERE if host == '0.0.0.0' else host}:{port}"
+            url = f"http://{node.http.listen.replace('0.0.0.0', HERE)}"
             lines.append(f"ready: {url} (a page to try it; API: {url}/v1; `zpd chat --url {url}`)")
             if not node.http.api_keys and topology.expose:
                 lines.append(f"whoever can reach {node.http.listen} may ask: no --api-keys")
@@ -74,19 +79,24 @@ def ready(topology: Topology) -> str:
 
 
 def _of_model(args: argparse.Namespace) -> str:
-    for name, most in (("stages", 1024), ("lanes", 1024)):
-        if not 1 <= getattr(args, name) <= most:
-            raise UserError(f"--{name} {getattr(args, name)}: must be from 1 to {most}")
+    for name, least in {"stages": 1, "lanes": 1, "threads": 0}.items():
+        if not least <= getattr(args, name) <= MOST:
+            raise UserError(f"--{name} {getattr(args, name)}: must be from {least} to {MOST}")
+    if args.max_tokens and not 2 <= args.max_tokens <= 2**24:
+        raise UserError(f"--max-tokens {args.max_tokens}: must be from 2 to {2**24}")
     listen, model = _listen(args), present(args.model)
     return topology_text(
-        Local(model, args.stages, args.lanes, args.max_tokens, args.dtype, listen, args.api_keys)
-    )
+        Local(
+            model, args.stages, args.lanes, args.max_tokens, args.threads, args.dtype, listen,
+            args.api_keys,
+        )
+    )  # fmt: skip
 
 
-def _of_file(args: argparse.Namespace) -> str | None:
-    """The file with an HTTP node; None where it has one already."""
-    if any(n.role == "http" for n in load(args.config).nodes):
-        return None
+def _of_file(args: argparse.Namespace, topology: Topology) -> str:
+    """The file with an HTTP node; empty where it has one already."""
+    if any(n.http for n in topology.nodes):
+        return ""
     text = args.config.read_text(encoding="utf-8")
     return f"{text}\n{http_node(_listen(args), args.api_keys)}"
 
