@@ -85,7 +85,8 @@ class Watched:
 
 @dataclass(frozen=True)
 class Nodes:
-    """What the nodes said: name to its status, None where it did not answer."""
+    """What the nodes said: name to its status, None where it did not answer. Nodes that nobody
+    asked are not there."""
 
     topology: Topology
     said: Mapping[str, Mapping[str, Any] | None]
@@ -93,8 +94,7 @@ class Nodes:
 
     def actor(self, name: str) -> Mapping[str, Any]:
         """Empty where the node is silent, so that what it held counts as gone."""
-        found = (self.said.get(name) or {}).get("actor")
-        return found if isinstance(found, Mapping) else {}
+        return (self.said.get(name) or {}).get("actor", {})
 
     def collect(self) -> Iterator[Metric]:
         """As a registry of prometheus-client."""
@@ -110,7 +110,7 @@ class Nodes:
         yield rows("zpd_slots", (((phase,), slots.get(phase, 0)) for phase in SLOT_PHASES))
         ops = ((s.name, self.actor(s.name).get("ops")) for s in t.stages)
         yield rows("zpd_ops", (((name,), n) for name, n in ops if n is not None))
-        up = [(n, self.said.get(n.name)) for n in t.nodes]
+        up = [(n, self.said[n.name]) for n in t.nodes if n.name in self.said]
         yield rows("zpd_node_up", (((n.name, n.role), float(s is not None)) for n, s in up))
         alive = [(n.name, s) for n, s in up if s is not None]
         yield rows("zpd_node_incarnation", (((n,), s.get("incarnation", 0)) for n, s in alive))
