@@ -41,9 +41,16 @@ class Text(ABC):
         """The ids of a prompt as it stands. UserError if it is not valid Unicode."""
 
     @abstractmethod
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
         """The ids of the prompt that asks for an answer to ``messages``, each with "role" and
-        "content". UserError names the message that is not allowed."""
+        "content", by a model that may call ``tools``. UserError names what is not allowed."""
+
+    @property
+    def chat_template(self) -> str:
+        """Its source; "" where the model has none."""
+        return ""
 
     @abstractmethod
     def bytes_of(self, token: int) -> bytes:
@@ -83,12 +90,18 @@ class TokenizerText(Text):
     def encode_raw(self, text: str) -> list[int]:
         return self._encode(text, add_special_tokens=True)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    @property
+    def chat_template(self) -> str:
+        return self._template.source if self._template else ""
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
         check_messages(messages)
         if self._template is None:
             raise UserError("messages: this model has no chat template; allowed: a raw prompt")
         try:
-            prompt = self._template.render(messages)
+            prompt = self._template.render(messages, tools)
         except TemplateError as e:
             raise UserError(f"messages: {e}") from e
         # The template itself wrote what begins a prompt.
@@ -122,7 +135,9 @@ class ToyText(Text):
         _check_unicode(text)
         return list(text.encode())
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
         check_messages(messages)
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
         return self.encode_raw("".join(lines) + "assistant: ")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from zpd import lanecache, prefetch, ringcache
-from zpd.configkeys import Key, Problems, flag, one_of, read_table, seconds, suggest, text, whole
 from zpd.confighttp import read_http
+from zpd.configkeys import Key, Problems, flag, one_of, read_table, seconds, suggest, text, whole
 from zpd.confignodes import DTYPES, NAME, NODE, check_nodes
 from zpd.errors import ConfigError
 from zpd.layers import MAX_LAYERS, TOY, layer_count, split

@@ -12,7 +12,9 @@ from zpd.topology import Http
 
 _HOST = r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?"
 LISTEN = "must be HOST:PORT with a port from 0 (any free one) to 65535"
-KEYS = matching(r"(file:.{1,1024}|env:[A-Za-z_][A-Za-z0-9_]{0,127})", "must be file:PATH or env:NAME")
+KEYS = matching(
+    r"(file:.{1,1024}|env:[A-Za-z_][A-Za-z0-9_]{0,127})", "must be file:PATH or env:NAME"
+)
 
 
 def _listen(value: Any) -> str:
@@ -42,9 +44,7 @@ HTTP: dict[str, Key] = {
 }
 
 
-def read_http(
-    problems: Problems, where: str, node: Mapping[str, Any], expose: bool
-) -> Http | None:
+def read_http(problems: Problems, where: str, node: Mapping[str, Any], expose: bool) -> Http | None:
     """The settings of one raw table [[node]]; None where it is no front door."""
     said = node.get("http")
     if node.get("role") != "http":

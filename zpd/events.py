@@ -236,6 +236,8 @@ _ROWS = (
         },
         "The canonical line: one for each admitted request, at its end.",
     ),
+    Event("http_listening", "info", "door", {"url": "where"},
+          "The front door takes connections; it answers liveness from here on."),
     Event("noted", "info", "node",
           {"topic": "the actor's own word", "said": "texts by name"},
           "An actor of one's own has something to say."),
