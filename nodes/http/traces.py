@@ -7,6 +7,7 @@ collector. Only where OpenTelemetry's own variable says where to export to.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -54,14 +55,13 @@ class Traces:
         self,
         uid: str,
         seconds: float,
-        asked: float,
         outcome: str,
         n_prompt: int,
         n_tokens: int,
         spans: Mapping[str, float],
     ) -> None:
-        """A request ended now. ``seconds``: since its arrival at this node; ``asked``: since the
-        coordinator was asked."""
+        """A request ended now. ``seconds``: since its arrival at this node. ``spans``: all of its
+        time at the coordinator."""
         from opentelemetry.trace import StatusCode, set_span_in_context
 
         end = time.time_ns()
@@ -77,7 +77,7 @@ class Traces:
         )
         if outcome not in (Outcome.STOP, Outcome.LENGTH):
             root.set_status(StatusCode.ERROR, outcome)
-        at, inside = end - int(asked * NS), set_span_in_context(root)
+        at, inside = end - int(sum(spans.values()) * NS), set_span_in_context(root)
         for part, took in spans.items():
             node = self._coordinator if part in AT_COORDINATOR else self._decode
             child = self._tracers[node].start_span(part, inside, start_time=at)
@@ -85,6 +85,8 @@ class Traces:
             child.end(at)
         root.end(end)
 
-    def close(self) -> None:
-        """Export what is left."""
-        self._processor.shutdown()
+    def close(self, seconds: float) -> None:
+        """Export what is left, if that does not take longer."""
+        ending = threading.Thread(target=self._processor.shutdown, daemon=True)
+        ending.start()
+        ending.join(seconds)

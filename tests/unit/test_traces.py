@@ -19,8 +19,9 @@ SPANS = {"tokenise": 0.25, "queue": 0.5, "prefill": 1.0, "transfer": 0.125, "dec
 def test_a_request_is_one_trace_across_the_nodes() -> None:
     kept = InMemorySpanExporter()
     made = Traces(load(TOY), "http", SimpleSpanProcessor(kept))
-    made.done("5-1", 4.0, 3.875, "length", 7, 9, SPANS)
-    made.done("5-2", 1.0, 1.0, "stage_lost", 7, 0, {"tokenise": 0.25})
+    made.done("5-1", 4.0, "length", 7, 9, SPANS)
+    made.done("5-2", 1.0, "stage_lost", 7, 0, {"tokenise": 0.25})
+    made.close(5.0)
     *parts, root, _, failed = kept.get_finished_spans()
     assert [p.name for p in parts] == list(SPANS)
     assert {p.context.trace_id for p in parts} == {root.context.trace_id}
