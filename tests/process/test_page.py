@@ -18,7 +18,7 @@ TURNS = "document.querySelectorAll('.{}').length"
 @pytest.mark.usefixtures("home")
 @pytest.mark.timeout(180)
 def test_the_page_works_in_a_browser(tmp_path: Path) -> None:
-    model = {"name": "toy", "max_tokens": 512, "layers": 8, "toy_seconds": 0.02}
+    model = {"name": "toy", "max_tokens": 1024, "layers": 8, "toy_seconds": 0.02}
     with front(tmp_path, model=model) as door:
         asyncio.run(try_it(door, tmp_path))
         door.idle()

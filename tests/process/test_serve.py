@@ -44,7 +44,8 @@ def test_metrics_count_what_usage_says_and_gauges_return_to_zero(door: Front) ->
     def settled() -> dict[str, float] | None:
         found = scrape(door)
         busy = [k for k in found if k.startswith(("zpd_num", "zpd_window", "zpd_kv_cache_u"))]
-        return None if any(found[k] for k in busy) else found
+        old = found["zpd_ops_total stage-0"] < before["zpd_ops_total stage-0"] + 6
+        return None if old or any(found[k] for k in busy) else found
 
     after = wait_until(settled, "gauges at zero")
 
@@ -56,7 +57,6 @@ def test_metrics_count_what_usage_says_and_gauges_return_to_zero(door: Front) ->
     assert grew("zpd_request_success_total length") == 6
     assert grew("zpd_time_to_first_token_seconds_count") == 6
     assert grew("zpd_inter_token_latency_seconds_count") > 0
-    assert grew("zpd_ops_total stage-0") >= 6
     assert after["zpd_slots free"] == 2
     for name in ("coordinator", "decode", "stage-0", "stage-1"):
         role = next(n.role for n in door.topology.nodes if n.name == name)
@@ -74,7 +74,7 @@ def test_a_bench_runs_against_it(door: Front) -> None:
 
 
 def test_http_gives_the_answers_of_zpd_ask(door: Front) -> None:
-    """R-front door: the figures are the machine's; here only that both ways are measured."""
+    """The figures are the machine's; here only that both ways are measured."""
     flags = ("--url", door.url, "--requests", "4", "--output-tokens", "8", "--input-tokens", "20")
     done = zpd("bench", "serve", "--compare", door.topology.file, *flags, "--json")
     found = json.loads(done.stdout)
