@@ -15,8 +15,9 @@ import numpy as np
 from nodes.door import Waiting, check, tokenise
 from nodes.facts import facts, hidden_size
 from nodes.fit import check_fit
+from nodes.guide import Guides
 from nodes.text import Text
-from nodes.wayout import WayOut
+from nodes.wayout import WayOut, logprobs
 from zpd.actor import Actor, Context, Progress
 from zpd.attempt import Live, Request
 from zpd.decisions import Action, Finished, Grew, Refusal, Routed, Send
@@ -65,6 +66,7 @@ class Coordinator(Actor):
         per_token = hidden_size(topology) * itemsize
         self.scheduler = Scheduler(topology, context.incarnation, per_token)
         self.text = text
+        self.guides = Guides(topology.model.name)  # the door worker's
         self.door = Waiting()
         self.way_out = WayOut(context, self._stopped)
         self.uids = 0
@@ -120,7 +122,9 @@ class Coordinator(Actor):
         self._tick()
 
     def _load(self, progress: Progress) -> Text:
-        return Text.load(self.topology.model.name)
+        text = Text.load(self.topology.model.name)
+        self.guides.load()
+        return text
 
     def _loaded(self, text: Text, error: BaseException | None) -> None:
         if error is not None:
@@ -159,7 +163,7 @@ class Coordinator(Actor):
             case Loaded() if peer == s.owner:
                 s.owner_loaded(self.context.incarnation_of(peer))
             case Token() if peer == s.owner:
-                self._do(s.token(now, message))
+                self._do(s.token(now, message, logprobs(message, blobs)))
             case Ended() if peer == s.owner:
                 self._do(s.ended(now, message))
             case Reply() if peer == t.stages[-1].name:
@@ -213,20 +217,23 @@ class Coordinator(Actor):
         if text is None:
             self.way_out.refuse(uid, Outcome.UNAVAILABLE, "loading the tokenizer")
             return
-        nbytes = blobs[0].nbytes
+        nbytes = sum(blob.nbytes for blob in blobs)
         if not self.door.enter(nbytes):
             self.way_out.refuse(uid, Outcome.QUEUE_FULL, "too many prompts wait to be tokenised")
             return
 
         def tokenised(prompt: list[int], error: BaseException | None) -> None:
             self.door.leave(nbytes)
-            self._tokenised(uid, peer, ask, asked, prompt, error)
+            guide = blobs[1].as_text() if len(blobs) > 1 and error is None else ""
+            self._tokenised(uid, peer, ask, asked, prompt, guide, error)
 
-        self.context.submit(lambda p: tokenise(text, ask, blobs[0]), tokenised, worker="door")
+        self.context.submit(
+            lambda p: tokenise(text, self.guides, ask, blobs), tokenised, worker="door"
+        )
 
     def _tokenised(
         self, uid: str, peer: str, ask: Ask, asked: float, prompt: list[int],
-        error: BaseException | None,
+        guide: str, error: BaseException | None,
     ) -> None:  # fmt: skip
         if self.text is None or not self.way_out.owns(peer, uid):
             return  # cancelled meanwhile
@@ -243,7 +250,7 @@ class Coordinator(Actor):
         now, limit = self.context.now(), self.topology.timeouts.request
         request = Request(
             uid, tuple(prompt), ask.max_tokens, ask.sampling, tuple(self.text.eos_ids), asked, now,
-            asked + (min(ask.timeout, limit) if ask.timeout else limit),
+            asked + (min(ask.timeout, limit) if ask.timeout else limit), ask.priority, guide,
         )  # fmt: skip
         self.context.send(peer, Accepted(ask.label, uid, len(prompt)))
         self.context.event(
@@ -282,6 +289,9 @@ class Coordinator(Actor):
         blobs: tuple[Blob, ...] = ()
         if action.tokens is not None:
             blobs = (Blob.of(np.asarray(action.tokens, dtype=np.int32)),)
+        if isinstance(action.message, Reserve | ReserveLane):
+            guide = self.scheduler.live[action.message.att].request.guide
+            blobs += (Blob.text(guide),) if guide else ()
         sent = self.context.send(action.peer, action.message, blobs, bulk=action.bulk)
         self._log_sent(action.message)
         if not sent and action.bulk:

@@ -1,10 +1,11 @@
 """Rooms 6 and 7. The decode node: owner of source slots and lanes, and the only sampler.
 
-The life of a request here: RESERVE queues -> GRANT -> KV lands in the source slot, each chunk after
-the key check -> complete: the compute worker imports it into a lane -> the slot drains and is free
--> the worker samples the first token -> the lane steps until its end. A prompt that is prefilled
-here (RESERVE_LANE) needs no slot: chunk by chunk the worker computes it in its lane. ``zpd.owner``
-decides; this file does what it says; the lanes' compute is ``nodes.lanes``.
+The life of a request here: RESERVE queues (first its guide is made, if it has one) -> GRANT -> KV
+lands in the source slot, each chunk after the key check -> complete: the compute worker imports it
+into a lane -> the slot drains and is free -> the worker samples the first token -> the lane steps
+until its end. A prompt that is prefilled here (RESERVE_LANE) needs no slot: chunk by chunk the
+worker computes it in its lane. ``zpd.owner`` decides; this file does what it says; the lanes'
+compute is ``nodes.lanes``.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from nodes.engine.base import DecodeEngine
 from nodes.engine.make import decode_engine
 from nodes.facts import facts
 from nodes.fit import check_fit
+from nodes.guide import Guide, Guides
 from nodes.lanes import Answer, Lanes
+from nodes.sampling import Sampler
 from nodes.segments import Files, Segments, SharedMemory
-from zpd.actor import Actor, Context
+from zpd.actor import Actor, Context, Progress
 from zpd.errors import Outcome, RemoteError
 from zpd.ids import NO_TERM, Attempt
 from zpd.lanecache import OFF, LaneCache
@@ -72,6 +75,7 @@ class DecodeNode(Actor):
         )  # fmt: skip
         made = engine or decode_engine(topology, node, self.memory)
         self.lanes = Lanes(context, topology, self.owner, made, self.cache, self._do)
+        self.guides = Guides(topology.model.name)
         self.block_bytes = self.engine.block_bytes if self.cache else 0
         self.coordinator = topology.coordinator.name
         self.loaded = False
@@ -122,7 +126,11 @@ class DecodeNode(Actor):
     def on_start(self) -> None:
         if self.segments is not None:
             self.segments.clear()  # of older lives: who still writes there writes to nothing
-        self.context.submit(self.engine.load, self._loaded)
+        self.context.submit(self._load, self._loaded)
+
+    def _load(self, progress: Progress) -> None:
+        self.engine.load(progress)
+        self.guides.load()
 
     def _loaded(self, _: Any, error: BaseException | None) -> None:
         if error is not None:
@@ -174,7 +182,25 @@ class DecodeNode(Actor):
             raise RemoteError("too_long", f"{message.n_prompt} + {message.max_tokens} > {room}")
         if isinstance(message, ReserveLane) and self.topology.routing == REMOTE:
             raise RemoteError("not_for_me", 'ReserveLane where [decode] routing is "remote"')
-        self.answers[message.att] = Answer(message, prompt)
+        sampler = Sampler(message.sampling, prompt, message.eos_ids)
+        answer = self.answers[message.att] = Answer(message, prompt, sampler)
+        if len(blobs) < 2:
+            self._queue(message, prompt)
+            return
+        guide = blobs[1].as_text()
+
+        def made(guide: Guide, error: BaseException | None) -> None:
+            if self.answers.get(message.att) is not answer:
+                return  # it ended meanwhile, and was never queued
+            if error is not None:
+                self.lanes.fail(message.att, f"guide: {type(error).__name__}: {error}")
+                return
+            sampler.guide = guide
+            self._queue(message, prompt)
+
+        self.context.submit(lambda p: self.guides.make(guide), made, worker="guide")
+
+    def _queue(self, message: Reserve | ReserveLane, prompt: list[int]) -> None:
         now = self.context.now()
         if isinstance(message, ReserveLane):
             self._do(self.owner.reserve_lane(now, message.att, message.n_prompt))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nodes.engine.base import DecodeEngine
-from nodes.sampling import finish_reason
+from nodes.sampling import Sampler
 from zpd.actor import Context, Progress
 from zpd.errors import Outcome
 from zpd.ids import Attempt
@@ -29,6 +29,7 @@ class Answer:
 
     request: Reserve | ReserveLane
     prompt: list[int]
+    sampler: Sampler
     filled: int = 0  # prompt tokens [0, filled) were prefilled here
     granted: float = 0.0
     hidden: Blob | None = None
@@ -68,7 +69,7 @@ class Lanes:
     def start_import(self, start: StartImport) -> None:
         answer = self.answers[start.att]
         answer.lane = start.lane
-        hidden, request = answer.hidden, answer.request
+        hidden = answer.hidden
         assert hidden is not None  # the owner starts an import only when all is there
         started = self._context.now()
         if answer.whole is None:
@@ -82,7 +83,7 @@ class Lanes:
             if start.prefix:
                 self.engine.restore(lane, start.prefix, progress)
             first = len(start.prefix) * self._topology.chunk
-            self.engine.import_slot(slot, lane, prompt, request.sampling, progress, first)
+            self.engine.import_slot(slot, lane, prompt, answer.sampler, progress, first)
             if self._topology.log_level != "debug":
                 return ""
             return self.engine.kv_digest(lane, len(prompt), progress)
@@ -146,7 +147,7 @@ class Lanes:
 
     def _prefill_chunk(self, att: Attempt, answer: Answer) -> None:
         lane, prompt, start = answer.lane, answer.prompt, answer.filled
-        stop, sampling = min(start + self._topology.chunk, len(prompt)), answer.request.sampling
+        stop, sampler = min(start + self._topology.chunk, len(prompt)), answer.sampler
         began = self._context.now()
         answer.marks.setdefault("turn", began - answer.granted)
         self.prefilling = True
@@ -170,7 +171,7 @@ class Lanes:
             self.prefill()
 
         self._context.submit(
-            lambda p: self.engine.prefill(lane, prompt, sampling, start, stop, p), done
+            lambda p: self.engine.prefill(lane, prompt, sampler, start, stop, p), done
         )
 
     def _sample(self, att: Attempt, answer: Answer, hidden: Blob) -> None:
@@ -202,15 +203,18 @@ class Lanes:
         self._context.submit(lambda p: self.engine.step(lanes, p), done)
 
     def _token(self, att: Attempt, answer: Answer, token: int) -> None:
-        index, request = answer.n_tokens, answer.request
+        index, sampler = answer.n_tokens, answer.sampler
+        if sampler.failed:
+            self.fail(att, f"guide: {sampler.failed}")
+            return
         answer.n_tokens += 1
         if self._cache:
             answer.made.append(token)
-        finish = finish_reason(
-            token, answer.n_tokens, request.max_tokens, request.eos_ids, request.sampling.stop_ids
-        )
+        finish = sampler.finish(token, answer.request.max_tokens)
         spans = answer.marks if index == 0 else {}
-        self._context.send(self._coordinator, Token(att, index, (token,), finish, dict(spans)))
+        blobs = [Blob.of(row[None]) for row in sampler.logprobs or ()]
+        message = Token(att, index, (token,), finish, dict(spans))
+        self._context.send(self._coordinator, message, blobs)
         if finish:
             del self.answers[att]
             # the last token was never fed to a step, so the lane has no KV of it
@@ -218,10 +222,13 @@ class Lanes:
             self._do(self._owner.lane_done(self._context.now(), answer.lane, made))
 
     def _compute_failed(self, att: Attempt, what: str, error: BaseException) -> None:
+        self.fail(att, f"{what}: {type(error).__name__}: {error}")
+
+    def fail(self, att: Attempt, detail: str) -> None:
         answer = self.answers.pop(att)
-        detail = f"{what}: {type(error).__name__}: {error}"
         self._context.send(self._coordinator, Ended(att, Outcome.DECODE_ERROR, detail))
-        self._do(self._owner.lane_done(self._context.now(), answer.lane, failed=True))
+        if answer.lane >= 0:
+            self._do(self._owner.lane_done(self._context.now(), answer.lane, failed=True))
 
     def keep(self, keep: KeepLane) -> None:
         """Before any import into that lane, as the worker is FIFO."""

@@ -1,15 +1,20 @@
 """Room 7. The only sampler: logits -> one token id.
 
-Greedy (``temperature`` 0) takes the largest logit after the penalties; the lowest id wins a tie.
-Otherwise, in this order, in float64:
+In this order, in float64; greedy (``temperature`` 0) takes the largest logit after step 4, the
+lowest id wins a tie:
 
-1. repetition penalty over prompt and answer: a positive logit is divided by it, others multiplied;
-2. presence and frequency penalty over the answer: ``presence + frequency * count`` is subtracted;
-3. temperature: logits are divided by it;
-4. top-k: the k largest stay (the lower id wins a tie);
-5. top-p, over what top-k left: the shortest run from the most likely down that reaches p stays;
-6. min-p: whoever has less than ``min_p`` times the most likely one's probability goes;
-7. one draw among those left.
+1. the biases are added;
+2. repetition penalty over prompt and answer: a positive logit is divided by it, others multiplied;
+3. presence and frequency penalty over the answer: ``presence + frequency * count`` is subtracted;
+4. what the guide does not allow goes, and before ``min_tokens`` whatever would end the answer,
+   unless nothing else is left;
+5. temperature: logits are divided by it;
+6. top-k: the k largest stay (the lower id wins a tie);
+7. top-p, over what top-k left: the shortest run from the most likely down that reaches p stays;
+8. min-p: whoever has less than ``min_p`` times the most likely one's probability goes;
+9. one draw among those left.
+
+Log-probabilities are of the model's own logits, before step 1.
 
 The draw's random number is a counter-based function of (seed, position): Philox-4x64, key (seed,
 position), counter 0, first output, upper 53 bits. So it depends on no lane, step or other request.
@@ -22,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from nodes.guide import Guide
 from zpd.errors import Outcome, ZpdBug
 from zpd.requests import Sampling
 
@@ -51,12 +57,36 @@ def finish_reason(
 
 
 class Sampler:
-    """The sampling of one request: its parameters and which tokens it has seen so far."""
+    """The sampling of one request: its parameters and which tokens it has seen so far.
 
-    def __init__(self, sampling: Sampling, prompt: Sequence[int]) -> None:
+    ``logprobs``: of the token picked last, where the request asks for them: float32 and int32
+    [1 + k], see ``log_probabilities``. ``guide`` must be there before the first token is picked.
+    """
+
+    def __init__(
+        self, sampling: Sampling, prompt: Sequence[int], eos_ids: Collection[int] = ()
+    ) -> None:
         self.sampling = sampling
-        self._seen = np.unique(np.asarray(prompt, np.int64))
+        self.guide: Guide | None = None
+        self.logprobs: tuple[Array, Array] | None = None
+        self._prompt = prompt
+        self._seen: Array | None = None  # the prompt's ids, once a penalty asks for them
+        self.n_tokens = 0  # of the answer so far
         self._counts: dict[int, int] = {}  # of the answer
+        self._eos_ids = () if sampling.ignore_eos else tuple(eos_ids)
+        self._bias = np.array([t for t, _ in sampling.logit_bias], np.int64)
+        self._biases = np.array([value for _, value in sampling.logit_bias], np.float64)
+
+    @property
+    def failed(self) -> str:
+        """Why no token can be picked any more; those picked since then are none."""
+        return self.guide.failed if self.guide else ""
+
+    @property
+    def ending(self) -> tuple[int, ...]:
+        """The ids that end the answer."""
+        of_guide = self.guide.eos_ids if self.guide else ()
+        return (*self.sampling.stop_ids, *self._eos_ids, *of_guide)
 
     def pick(self, logits: Array, position: int) -> int:
         """Choose the token at ``position`` of the sequence (its first prompt token has 0), and
@@ -67,21 +97,49 @@ class Sampler:
         """
         if not np.isfinite(logits.max()):  # true for NaN anywhere, too
             raise ZpdBug(f"the largest logit at position {position} is {logits.max()}")
-        penalised = self._penalise(logits)
+        scores = self._penalise(logits)
+        allowed = self._allowed(len(logits))
+        if self.failed:
+            return 0
+        if allowed is not None:
+            scores = np.where(allowed, scores, -np.inf)
         if self.sampling.temperature == 0:
-            token = int(penalised.argmax())
+            token = int(scores.argmax())
         else:
-            token = draw(penalised, self.sampling, uniform(self.sampling.seed, position))
+            token = draw(scores, self.sampling, uniform(self.sampling.seed, position))
+        self.n_tokens += 1
         self._counts[token] = self._counts.get(token, 0) + 1
+        if self.guide:
+            self.guide.take(token)
+        if self.sampling.logprobs >= 0:
+            self.logprobs = log_probabilities(logits, token, self.sampling.logprobs)
         return token
+
+    def finish(self, token: int, max_tokens: int) -> str:
+        """``finish_reason`` of the token picked last."""
+        return finish_reason(token, self.n_tokens, max_tokens, self.ending)
+
+    def _allowed(self, vocab: int) -> Array | None:
+        """bool [vocab]: which tokens may be picked; None: all."""
+        allowed = self.guide.allowed() if self.guide else None
+        if self.n_tokens < self.sampling.min_tokens:
+            going_on = np.ones(vocab, bool) if allowed is None else allowed.copy()
+            going_on[[i for i in self.ending if i < vocab]] = False
+            if going_on.any():
+                return going_on
+        return allowed
 
     def _penalise(self, logits: Array) -> Array:
         s = self.sampling
-        if s.repetition_penalty == 1 and s.presence_penalty == 0 and s.frequency_penalty == 0:
+        biased, penalised = len(self._bias) > 0, s.presence_penalty != 0 or s.frequency_penalty != 0
+        if not biased and not penalised and s.repetition_penalty == 1:
             return logits
         out = logits.astype(np.float64)
+        out[self._bias] += self._biases
         answer = np.fromiter(self._counts, np.int64, len(self._counts))
         if s.repetition_penalty != 1:
+            if self._seen is None:
+                self._seen = np.unique(np.asarray(self._prompt, np.int64))
             seen = np.union1d(self._seen, answer)
             at = out[seen]
             out[seen] = np.where(at > 0, at / s.repetition_penalty, at * s.repetition_penalty)
@@ -91,7 +149,7 @@ class Sampler:
 
 
 def draw(logits: Array, s: Sampling, u: float) -> int:
-    """Steps 3 to 7 with the random number ``u``: among those left, in the order of their ids, the
+    """Steps 5 to 9 with the random number ``u``: among those left, in the order of their ids, the
     first at which the summed probability exceeds u."""
     ids = _largest(logits, s.top_k) if 0 < s.top_k < len(logits) else np.arange(len(logits))
     with np.errstate(over="ignore"):  # a tiny temperature makes -inf of all but the largest
@@ -103,8 +161,20 @@ def draw(logits: Array, s: Sampling, u: float) -> int:
         left = p >= s.min_p  # the most likely one has 1
         ids, p = ids[left], p[left]
     sums = np.cumsum(p)
-    # a rounded-up u * total could lie at the very end
-    return int(ids[min(int(np.searchsorted(sums, u * sums[-1], side="right")), len(ids) - 1)])
+    # a rounded-up u * total could lie at the very end, behind all that may be drawn
+    last = int(np.flatnonzero(p)[-1])
+    return int(ids[min(int(np.searchsorted(sums, u * sums[-1], side="right")), last)])
+
+
+def log_probabilities(logits: Array, token: int, k: int) -> tuple[Array, Array]:
+    """The log-softmax of ``logits`` at ``token`` and at the k likeliest, float32 [1 + k], and whose
+    each is, int32 [1 + k]; from the likeliest down, the lower id first in a tie."""
+    x = logits.astype(np.float64) - float(logits.max())
+    k = min(k, len(x))
+    likeliest = _largest(logits, k) if k else np.arange(0)
+    likeliest = likeliest[np.argsort(-x[likeliest], kind="stable")]
+    ids = np.array([token, *likeliest], np.int32)
+    return (x[ids] - np.log(np.exp(x).sum())).astype(np.float32), ids
 
 
 def _largest(logits: Array, k: int) -> Array:

@@ -14,8 +14,9 @@ from nodes.detokenise import Detokeniser
 from zpd.actor import Context
 from zpd.attempt import Live
 from zpd.decisions import Finished, Grew
-from zpd.errors import Outcome
-from zpd.messages import Delta, Done
+from zpd.errors import Outcome, RemoteError
+from zpd.messages import Delta, Done, Token
+from zpd.wire import Blob
 
 
 @dataclass
@@ -30,6 +31,15 @@ class _Client:
     worded: bool = False  # text of it was made, or is
     stopped: bool = False  # a stop string ended the text
     ended: Finished | None = None  # its last token came; the text of it is being made
+
+
+def logprobs(token: Token, blobs: tuple[Blob, ...]) -> tuple[Blob, ...]:
+    """The blobs of a Token; raises RemoteError where they are not what ``Token`` says."""
+    said = [(blob.dtype, *blob.shape) for blob in blobs]
+    width = blobs[0].shape[-1] if blobs and blobs[0].shape else 0
+    if blobs and said != [(kind, len(token.ids), width) for kind in ("float32", "int32")]:
+        raise RemoteError("blob", f"{said}: not the log-probabilities of {len(token.ids)} tokens")
+    return blobs
 
 
 class WayOut:
@@ -70,21 +80,23 @@ class WayOut:
         shown = grew.ids[:-1] if grew.stopped else grew.ids
         self.context.submit(
             lambda p: detokeniser.push(shown),
-            lambda result, error: self._text(grew.uid, grew.ids, result, error),
+            lambda result, error: self._text(grew, result, error),
             worker="way_out",
         )
 
-    def _text(
-        self, uid: str, ids: tuple[int, ...], result: Any, error: BaseException | None
-    ) -> None:
+    def _text(self, grew: Grew, result: Any, error: BaseException | None) -> None:
+        uid, ids, blobs = grew.uid, grew.ids, grew.logprobs
         client = self.clients.get(uid)
         if error is not None:
             raise error
         if client is None or client.stopped:
             return
-        delta, client.stopped, _ = result
+        delta, client.stopped, kept = result
+        if client.stopped:  # the tokens behind a stop string are not the answer's
+            ids = ids[:kept]
+            blobs = tuple(Blob.of(blob.numpy()[:kept]) for blob in blobs)
         client.n_tokens += len(ids)
-        self.context.send(client.peer, Delta(uid, delta, ids))
+        self.context.send(client.peer, Delta(uid, delta, ids), blobs)
         if client.stopped and client.ended is not None:
             # its last token came while this text was made, but the stop string came first
             self._done(uid, Outcome.STOP, "", client.ended.live)

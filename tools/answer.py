@@ -32,6 +32,7 @@ class Answer:
     detail: str = ""
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)  # of each token, if asked for
     n_prompt: int = 0
     n_tokens: int = 0
     spans: Mapping[str, float] = field(default_factory=dict)
@@ -50,6 +51,8 @@ class Answer:
             },
             "spans": dict(self.spans),
         }
+        if self.logprobs:
+            out["logprobs"] = self.logprobs
         if not self.outcome.ok:
             out["error"] = {"outcome": self.outcome.value, "detail": self.detail}
         return out
@@ -99,7 +102,7 @@ def receive(
         if got is None:
             continue
         message = got[0]
-        if take(answer, message):
+        if take(answer, message, got[1]):
             return answer
         if isinstance(message, Accepted):
             uid = message.uid
@@ -111,7 +114,7 @@ def receive(
                 deadline = min(deadline, now() + CANCEL_BUDGET)
 
 
-def take(answer: Answer, message: Message) -> bool:
+def take(answer: Answer, message: Message, blobs: Sequence[Blob] = ()) -> bool:
     """Note what one message says. True: it is the terminal one."""
     match message:
         case Accepted(n_prompt=n):
@@ -119,6 +122,7 @@ def take(answer: Answer, message: Message) -> bool:
         case Delta(text=text, ids=ids):
             answer.text += text
             answer.token_ids += ids
+            answer.logprobs += _logprobs(*(blob.numpy().tolist() for blob in blobs))
             answer.n_tokens = len(answer.token_ids)
         case Done():
             answer.outcome, answer.detail = _outcome(message.outcome), message.detail
@@ -126,6 +130,18 @@ def take(answer: Answer, message: Message) -> bool:
             answer.spans = message.spans
             return True
     return False
+
+
+def _logprobs(*rows: list[list[Any]]) -> list[dict[str, Any]]:
+    """For each token: its id, its log-probability, and those of the likeliest."""
+    return [
+        {
+            "id": ids[0],
+            "logprob": values[0],
+            "top": [{"id": i, "logprob": v} for i, v in zip(ids[1:], values[1:], strict=True)],
+        }
+        for values, ids in (zip(*rows, strict=True) if rows else ())
+    ]
 
 
 def _outcome(word: str) -> Outcome:

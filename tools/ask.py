@@ -29,7 +29,7 @@ from zpd.client import Client
 from zpd.config import load
 from zpd.errors import OUTCOMES, Outcome, RemoteError, UserError
 from zpd.messages import Ask
-from zpd.requests import Sampling
+from zpd.requests import Bias, Sampling
 from zpd.rundir import run_dir
 from zpd.topology import Topology
 from zpd.wire import Blob
@@ -47,6 +47,13 @@ NUMBERS = {
     "presence_penalty": "over the answer; 0: off",
     "frequency_penalty": "over the answer; 0: off",
     "seed": "equal seeds give equal draws",
+    "min_tokens": "of the answer; nothing but a stop text ends it before",
+    "logprobs": "of each token and the K likeliest, in --json; -1: off",
+}
+GUIDES = {
+    "json_schema": ("FILE", "the answer is JSON by this schema"),
+    "regex": ("R", "the answer matches this, whole"),
+    "grammar": ("FILE", "the answer is of this grammar, in Lark or GBNF"),
 }
 
 
@@ -77,6 +84,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="TEXT",
         help="end before this text; repeatable",
     )
+    add("--ignore-eos", action="store_true", help="the model's own end does not end the answer")
+    text = "added to the logit of a token; repeatable"
+    add("--logit-bias", type=_bias, action="append", default=[], metavar="ID=V", help=text)
+    form = parser.add_mutually_exclusive_group()
+    for kind, (metavar, text) in GUIDES.items():
+        form.add_argument("--" + kind.replace("_", "-"), metavar=metavar, help=text)
+    form.add_argument("--json-object", action="store_true", help="the answer is a JSON object")
+    add("--priority", type=int, default=0, metavar="P", help="0 to 7; the lowest goes first (0)")
     add("--raw", action="store_true", help="the prompt as it is, without the model's chat template")
     add("--json", action="store_true", help="print one JSON object and nothing else on stdout")
     add("--timeout", type=float, default=0.0, metavar="S", help="seconds for it all (the config's)")
@@ -94,12 +109,12 @@ def run(args: argparse.Namespace) -> int:
         topology = load(args.config, prefetch_next=args.pd_prefetch_next)
         if args.batch is not None:
             return _batch(args, topology)
-        question, blob = _question(args, args.prompt)
+        question, blobs = _question(args, args.prompt)
         budget = (args.timeout or topology.timeouts.request) + MARGIN
         show = _nothing if args.json else _stream
 
         def asked(link: Client, interrupts: Interrupts) -> Answer:
-            link.send(question, (blob,))
+            link.send(question, blobs)
             answer = receive(link, interrupts, budget, show)
             if answer.text and not answer.text.endswith("\n"):
                 with contextlib.suppress(BrokenPipeError):
@@ -130,9 +145,9 @@ def _batch(args: argparse.Namespace, topology: Topology) -> int:
         raise UserError(f"--at-once {args.at_once}: must be from 1 to {MAX_AT_ONCE}")
     lines = read(args.batch, args.max_tokens)
 
-    def question(line: Line) -> tuple[Ask, Blob]:
-        ask, blob = _question(args, line.prompt)
-        return labelled(ask, line), blob
+    def question(line: Line) -> tuple[Ask, tuple[Blob, ...]]:
+        ask, blobs = _question(args, line.prompt)
+        return labelled(ask, line), blobs
 
     question(lines[0])  # what the flags say wrongly is said before anything is asked
     failures: list[Answer] = []
@@ -156,9 +171,11 @@ def _batch(args: argparse.Namespace, topology: Topology) -> int:
     return OUTCOMES[answer.outcome].exit_code
 
 
-def _question(args: argparse.Namespace, prompt: str) -> tuple[Ask, Blob]:
+def _question(args: argparse.Namespace, prompt: str) -> tuple[Ask, tuple[Blob, ...]]:
     """Raises UserError naming the first value that is not allowed."""
-    sampling = Sampling(**{name: getattr(args, name) for name in NUMBERS})
+    numbers = {name: getattr(args, name) for name in NUMBERS}
+    bias = tuple(args.logit_bias)
+    sampling = Sampling(**numbers, ignore_eos=args.ignore_eos, logit_bias=bias)
     sampling.check()
     if args.max_tokens < 0:
         raise UserError(f"--max-tokens {args.max_tokens}: must not be negative")
@@ -169,8 +186,32 @@ def _question(args: argparse.Namespace, prompt: str) -> tuple[Ask, Blob]:
     text = prompt if args.raw else json.dumps([{"role": "user", "content": prompt}])
     kind = "raw" if args.raw else "chat"
     label = f"ask-{os.getpid()}"
-    question = Ask(label, kind, args.max_tokens, sampling, tuple(args.stop), args.timeout)
-    return question, Blob.text(text)
+    question = Ask(
+        label, kind, args.max_tokens, sampling, tuple(args.stop), args.timeout, args.priority
+    )
+    return question, (Blob.text(text), *_guide(args))
+
+
+def _bias(text: str) -> Bias:
+    token, _, value = text.partition("=")
+    return Bias(int(token), float(value))
+
+
+def _guide(args: argparse.Namespace) -> tuple[Blob, ...]:
+    if args.json_object:
+        return (Blob.text(json.dumps({"kind": "json_object"})),)
+    for kind, (metavar, _) in GUIDES.items():
+        value = getattr(args, kind)
+        if value is None:
+            continue
+        if metavar == "FILE":
+            try:
+                value = Path(value).read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as e:
+                flag = "--" + kind.replace("_", "-")
+                raise UserError(f"{flag} {value}: cannot be read: {e}") from None
+        return (Blob.text(json.dumps({"kind": kind, "value": value})),)
+    return ()
 
 
 def _stdin() -> str:

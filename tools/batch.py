@@ -89,7 +89,7 @@ def _line(number: int, row: str, max_tokens: int) -> Line:
 def ask_all(
     link: Link,
     lines: list[Line],
-    question: Callable[[Line], tuple[Ask, Blob]],
+    question: Callable[[Line], tuple[Ask, tuple[Blob, ...]]],
     at_once: int,
     interrupts: Interrupts,
     now: Callable[[], float] = time.monotonic,
@@ -113,9 +113,9 @@ def ask_all(
             if over:
                 yield line, _unasked(lost)
                 continue
-            ask, blob = question(line)
+            ask, blobs = question(line)
             live[ask.label] = (line, Answer(Outcome.COORDINATOR_LOST))
-            link.send(ask, (blob,))
+            link.send(ask, blobs)
         if lost or (deadline is not None and now() > deadline):
             for line, answer in live.values():
                 answer.outcome = Outcome.CANCELLED if deadline else Outcome.COORDINATOR_LOST
@@ -137,7 +137,7 @@ def ask_all(
             uids[message.uid] = label
             if deadline is not None:
                 link.send(Cancel(message.uid))
-        if take(live[label][1], message):
+        if take(live[label][1], message, got[1]):
             uids = {uid: x for uid, x in uids.items() if x != label}
             yield live.pop(label)
 

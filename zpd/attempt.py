@@ -31,6 +31,8 @@ class Request:
     asked: float
     tokenised: float
     deadline: float
+    priority: int = 0  # of those that wait, the lowest goes first
+    guide: str = ""  # JSON, as in Ask; "": the answer has any form
 
 
 @dataclass

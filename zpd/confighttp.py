@@ -52,11 +52,7 @@ def read_http(problems: Problems, where: str, node: Mapping[str, Any], expose: b
             text = f"only http nodes have this table (this one's role is {node['role']})"
             problems.add(f"{where}http", text)
         return None
-    said = {} if said is None else said
-    if not isinstance(said, dict):
-        problems.add(f"{where}http", "must be a table: [node.http]", said)
-        return None
-    found = Http(**read_table(problems, f"{where}http.", said, HTTP))
+    found = Http(**read_table(problems, f"{where}http.", said or {}, HTTP))
     if not address.is_loopback(split(found.listen)[0]) and not expose:
         text = (
             "other machines can connect to this host, and HTTP is plain text: "

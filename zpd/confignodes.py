@@ -57,6 +57,12 @@ def _args(value: Any) -> Mapping[str, Any]:
     return frozen
 
 
+def _table(value: Any) -> Mapping[str, Any]:
+    if type(value) is not dict:
+        raise ValueError("must be a table: [node.http]")
+    return value
+
+
 def _frozen(value: Any) -> Any:
     match value:
         case dict():
@@ -91,7 +97,7 @@ NODE: dict[str, Key] = {
     "peers": Key(_names, ()),
     "bulk_peers": Key(_names, ()),
     "args": Key(_args, NOTHING),
-    "http": Key(lambda table: table, None),  # zpd.confighttp reads it
+    "http": Key(_table, None),  # zpd.confighttp reads it
 }
 
 

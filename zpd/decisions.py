@@ -12,6 +12,7 @@ from zpd.errors import Outcome
 from zpd.ids import Attempt
 from zpd.messages import Message
 from zpd.routing import Choice
+from zpd.wire import Blob
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,13 @@ class Send:
 
 @dataclass(frozen=True)
 class Grew:
-    """More tokens of a request. ``stopped``: the last one is a stop id, which is no text."""
+    """More tokens of a request. ``stopped``: the last one is a stop id, which is no text.
+    ``logprobs``: Token's blobs."""
 
     uid: str
     ids: tuple[int, ...]
     stopped: bool
+    logprobs: tuple[Blob, ...] = ()
 
 
 @dataclass(frozen=True)

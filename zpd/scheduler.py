@@ -37,6 +37,7 @@ from zpd.ringcache import RingCache
 from zpd.routing import Choice, Router
 from zpd.topology import AUTO, Topology
 from zpd.window import OutOfOrder, Window
+from zpd.wire import Blob
 
 NOTHING: tuple[Block, ...] = ()
 OWNER_REASONS = {  # the owner's word -> what the client is told
@@ -193,7 +194,7 @@ class Scheduler:
         outcome = OWNER_REASONS.get(message.reason, Outcome.DECODE_ERROR)
         return self._end(now, live, outcome, message.detail or message.reason)
 
-    def token(self, now: float, message: Token) -> list[Action]:
+    def token(self, now: float, message: Token, logprobs: tuple[Blob, ...] = ()) -> list[Action]:
         live = self.live.get(message.att)
         if live is None:
             return []  # no token after the end
@@ -209,7 +210,7 @@ class Scheduler:
         self._lane_moved(now, live)
         live.n_tokens += len(message.ids)
         stopped = message.finish == Outcome.STOP
-        actions: list[Action] = [Grew(live.request.uid, message.ids, stopped)]
+        actions: list[Action] = [Grew(live.request.uid, message.ids, stopped, logprobs)]
         if message.finish:
             if message.finish not in (Outcome.STOP, Outcome.LENGTH):
                 raise RemoteError("wrong_finish", message.finish)

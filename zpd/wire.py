@@ -22,6 +22,7 @@ from zpd.messages import (
     MESSAGES,
     Ask,
     Cancel,
+    Delta,
     Kv,
     Message,
     Note,
@@ -29,6 +30,7 @@ from zpd.messages import (
     Reserve,
     ReserveLane,
     Status,
+    Token,
 )
 from zpd.schema import BITS, MAX_ITEMS, MAX_NAME, SchemaError, as_map, codec, maker, shown
 from zpd.sums import OFF, SUMS
@@ -65,11 +67,13 @@ _ITEM = {name: dtype.itemsize for name, dtype in DTYPES.items()}  # bytes
 
 # The least and the most blobs of a message; a message that is not named here has none.
 BLOBS: dict[type, tuple[int, int]] = {
-    Reserve: (1, 1),
-    ReserveLane: (1, 1),
+    Reserve: (1, 2),
+    ReserveLane: (1, 2),
+    Token: (0, 2),
     Prefill: (0, 1),
     Kv: (0, 3),
-    Ask: (1, 1),
+    Ask: (1, 2),
+    Delta: (0, 2),
     Status: (1, 1),
     Note: (0, 8),
 }

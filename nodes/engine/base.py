@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nodes.kv import KvForm, SourceSlots
+from nodes.sampling import Sampler
 from zpd.actor import Progress
 from zpd.ids import Block
 from zpd.prefixes import Copy, Place
-from zpd.requests import Sampling
 from zpd.wire import Blob
 
 
@@ -110,7 +110,7 @@ class DecodeEngine(Protocol):
         slot: int,
         lane: int,
         prompt: Sequence[int],
-        sampling: Sampling,
+        sampler: Sampler,
         progress: Progress,
         start: int = 0,
     ) -> None:
@@ -122,7 +122,7 @@ class DecodeEngine(Protocol):
         self,
         lane: int,
         prompt: Sequence[int],
-        sampling: Sampling,
+        sampler: Sampler,
         start: int,
         stop: int,
         progress: Progress,

@@ -13,7 +13,7 @@ from time import perf_counter
 import numpy as np
 
 from nodes.engine.make import decode_engine, prefill_engine
-from nodes.sampling import finish_reason
+from nodes.sampling import Sampler
 from zpd.errors import UserError
 from zpd.requests import Sampling
 from zpd.topology import Topology
@@ -71,17 +71,17 @@ class Solo:
             self._decode.land(0, first_layer, start, k, v)
         return hidden
 
-    def _local(self, prompt: Sequence[int], sampling: Sampling) -> Blob:
+    def _local(self, prompt: Sequence[int], sampler: Sampler) -> Blob:
         """Prefill by the decode node's engine alone, in lane 0; the last hidden state."""
         chunk, n = self._topology.chunk, len(prompt)
         cuts = [(start, min(start + chunk, n)) for start in range(0, n, chunk)]
-        made = [self._decode.prefill(0, prompt, sampling, *c, self._progress) for c in cuts]
+        made = [self._decode.prefill(0, prompt, sampler, *c, self._progress) for c in cuts]
         return made[-1]
 
     def kv_digest(self, prompt: Sequence[int]) -> str:
         """What the decode node's log says of the import of ``prompt``, in event kv_imported."""
         self._fill(prompt)
-        self._decode.import_slot(0, 0, prompt, Sampling(), self._progress)
+        self._decode.import_slot(0, 0, prompt, Sampler(Sampling(), prompt), self._progress)
         return self._decode.kv_digest(0, len(prompt), self._progress)
 
     def answer(
@@ -94,17 +94,15 @@ class Solo:
     ) -> Answer:
         """Prefill, import, decode until the answer is finished; ``max_tokens`` is at least 1.
         ``local``: the decode node prefills, so nothing is imported."""
-        sampling = sampling or Sampling()
+        sampler = Sampler(sampling or Sampling(), prompt, eos_ids)
         times = [perf_counter()]
-        hidden = self._local(prompt, sampling) if local else self._fill(prompt)
+        hidden = self._local(prompt, sampler) if local else self._fill(prompt)
         times.append(perf_counter())
         if not local:
-            self._decode.import_slot(0, 0, prompt, sampling, self._progress)
+            self._decode.import_slot(0, 0, prompt, sampler, self._progress)
         tokens = [self._decode.first(0, hidden, self._progress)]
         times.append(perf_counter())
-        while not (
-            finish := finish_reason(tokens[-1], len(tokens), max_tokens, eos_ids, sampling.stop_ids)
-        ):
+        while not (finish := sampler.finish(tokens[-1], max_tokens)):
             tokens += self._decode.step([0], self._progress)
         times.append(perf_counter())
         spans = [b - a for a, b in pairwise(times)]

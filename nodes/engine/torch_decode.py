@@ -21,7 +21,6 @@ from nodes.segments import SlotMemory
 from zpd.actor import Progress
 from zpd.errors import RemoteError, ZpdBug
 from zpd.prefixes import Copy, Place
-from zpd.requests import Sampling
 from zpd.topology import Node, Topology
 from zpd.wire import Blob
 
@@ -106,7 +105,7 @@ class TorchDecode:
         slot: int,
         lane: int,
         prompt: Sequence[int],
-        sampling: Sampling,
+        sampler: Sampler,
         progress: Progress,
         start: int = 0,
     ) -> None:
@@ -116,14 +115,14 @@ class TorchDecode:
             here = torch.from_numpy(layer[:, :, start:n])
             there[:, :, start:n].copy_(here.view(there.dtype))
             progress.bump()
-        self._lanes[lane] = Lane(Sampler(sampling, prompt), n, -1)
+        self._lanes[lane] = Lane(sampler, n, -1)
 
     @torch.inference_mode()
     def prefill(
         self,
         lane: int,
         prompt: Sequence[int],
-        sampling: Sampling,
+        sampler: Sampler,
         start: int,
         stop: int,
         progress: Progress,
@@ -133,7 +132,7 @@ class TorchDecode:
         x = self._decoder.embed(to_ids(ids, self._decoder.spec.vocab_size, self._kv.device))
         x = self._decoder.run(x, self._kv[lane], start, progress.bump)
         if stop == len(prompt):
-            self._lanes[lane] = Lane(Sampler(sampling, prompt), stop, -1)
+            self._lanes[lane] = Lane(sampler, stop, -1)
         return to_blob(x[-1:], self._node.dtype)
 
     @torch.inference_mode()

@@ -146,7 +146,7 @@ class ToyDecode:
         slot: int,
         lane: int,
         prompt: Sequence[int],
-        sampling: Sampling,
+        sampler: Sampler,
         progress: Progress,
         start: int = 0,
     ) -> None:
@@ -154,13 +154,13 @@ class ToyDecode:
         source = self.slots.kv[slot]
         self._kv[lane, :, :, :, start:] = source[:, :, :, start:]
         source[:] = 0
-        self._lanes[lane] = _Lane(Sampler(sampling, prompt), len(prompt))
+        self._lanes[lane] = _Lane(sampler, len(prompt))
 
     def prefill(
         self,
         lane: int,
         prompt: Sequence[int],
-        sampling: Sampling,
+        sampler: Sampler,
         start: int,
         stop: int,
         progress: Progress,
@@ -169,7 +169,7 @@ class ToyDecode:
         _take(self._topology, progress)
         h = _forward(self._kv[lane], range(self._layers), start, h, progress)
         if stop == len(prompt):
-            self._lanes[lane] = _Lane(Sampler(sampling, prompt), stop)
+            self._lanes[lane] = _Lane(sampler, stop)
         return Blob.of(h[-1:, None].copy())
 
     def first(self, lane: int, hidden: Blob, progress: Progress) -> int:

@@ -42,7 +42,7 @@ ERROR = {
 
 def document(table: Sequence[Any]) -> dict[str, Any]:
     """``table``: of ``nodes.http.app.Entry``."""
-    bodies = [(e.body, "validation") for e in table if e.body is not None]
+    bodies: list[Any] = [(e.body, "validation") for e in table if e.body is not None]
     _, schemas = models_json_schema(bodies, ref_template="#/components/schemas/{model}")
     paths: dict[str, Any] = {}
     for e in table:

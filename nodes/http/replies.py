@@ -144,10 +144,10 @@ class Reply:
         name, at = self._name(row.token), answer.offset
         answer.offset += len(name)
         # The chosen token is among them, be it likely or not.
-        top = {self._name(row.token): row.value}
+        likely = {name: row.value}
         for i, value in row.top:
-            top.setdefault(self._name(i), value)
-        return name, row.value, top if row.top else None, at
+            likely.setdefault(self._name(i), value)
+        return name, row.value, likely if row.top else None, at
 
     def _token(self, token: int, value: float) -> Object:
         raw = self._text.bytes_of(token)

@@ -17,6 +17,7 @@ from nodes.engine.solo import NoProgress, Solo, one_stage
 from nodes.engine.torch_decode import TorchDecode
 from nodes.engine.torch_prefill import TorchPrefill
 from nodes.models.checkpoint import Checkpoint
+from nodes.sampling import Sampler
 from tests.plans import plan
 from tests.reference import landed, prompt_of, reference
 from zpd.errors import RemoteError, UserError, ZpdBug
@@ -122,7 +123,7 @@ def test_a_local_prefill_equals_transformers_and_the_ring(model: Path, length: i
     solo = Solo(topology)
     assert list(solo.answer(prompt, 16, local=True).tokens) == want
     assert list(solo.answer(prompt, 16).tokens) == want
-    hidden = solo._local(prompt, Sampling())
+    hidden = solo._local(prompt, Sampler(Sampling(), prompt))
     got = logits(Decode(topology), hidden)
     np.testing.assert_allclose(got, first_logits, atol=1e-4, rtol=0)
 
@@ -147,7 +148,7 @@ def test_a_local_prefill_has_the_bits_of_the_ring(
 def test_a_local_prefill_takes_no_ids_that_are_no_tokens(models: dict[str, Path]) -> None:
     engine = Decode(plan(str(models["grouped, tied"]), (0, 4)))
     with pytest.raises(RemoteError, match="token id"):
-        engine.prefill(0, [5, 211], Sampling(), 0, 2, QUIET)
+        engine.prefill(0, [5, 211], Sampler(Sampling(), [5, 211]), 0, 2, QUIET)
 
 
 def test_float32_is_the_same_bits_for_one_and_two_threads(models: dict[str, Path]) -> None:
@@ -192,7 +193,7 @@ def test_lanes_do_not_influence_each_other(models: dict[str, Path]) -> None:
         hidden, made = solo.prefill(prompt)
         for first_layer, start, k, v in made:
             decode.land(1, first_layer, start, k, v)
-        decode.import_slot(1, lane, prompt, sampling, QUIET)
+        decode.import_slot(1, lane, prompt, Sampler(sampling, prompt), QUIET)
         got.append([decode.first(lane, hidden, QUIET)])
     for lanes in ([0], [2, 0], [1], [0, 1, 2], [2, 1], [1, 0, 2], [1, 2]):
         for lane, token in zip(lanes, decode.step(lanes, QUIET), strict=True):
@@ -241,7 +242,7 @@ def test_progress_moves_with_every_layer(models: dict[str, Path]) -> None:
     seen.n = 0
     done = stage.forward(0, 0, Blob.of(np.array([3, 4], np.int32)), seen)
     assert seen.n == 3
-    decode.import_slot(0, 0, [3, 4], Sampling(), seen)
+    decode.import_slot(0, 0, [3, 4], Sampler(Sampling(), [3, 4]), seen)
     assert seen.n == 7
     decode.first(0, done.hidden, seen)
     decode.step([0], seen)
@@ -294,7 +295,7 @@ def test_what_only_a_bug_can_do_is_said(models: dict[str, Path]) -> None:
     with pytest.raises(ZpdBug, match=r"row 0 holds \[0, 8\); no op can start at 7"):
         stage.forward(0, 7, Blob.of(np.array([1], np.int32)), QUIET)
     decode.land(0, 0, 0, done.k, done.v)
-    decode.import_slot(0, 0, prompt, Sampling(), QUIET)
+    decode.import_slot(0, 0, prompt, Sampler(Sampling(), prompt), QUIET)
     decode.first(0, done.hidden, QUIET)
     decode.step([0], QUIET)
     with pytest.raises(ZpdBug, match="lane 0 is full: 9 tokens"):

@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from nodes.engine.solo import NoProgress, Solo
 from nodes.engine.torch_decode import TorchDecode
 from nodes.engine.torch_prefill import TorchPrefill
+from nodes.sampling import Sampler
 from tests.plans import plan
 from tests.reference import prompt_of
 from zpd.errors import RemoteError
@@ -69,7 +70,7 @@ class Nodes:
         return done.hidden
 
     def answer(self, prompt: Sequence[int], hidden: Blob, lane: int, cached: int) -> list[int]:
-        self.decode.import_slot(0, lane, prompt, GREEDY, QUIET, cached)
+        self.decode.import_slot(0, lane, prompt, Sampler(GREEDY, prompt), QUIET, cached)
         tokens = [self.decode.first(lane, hidden, QUIET)]
         self.digest = self.decode.kv_digest(lane, len(prompt), QUIET)
         return tokens + [self.decode.step([lane], QUIET)[0] for _ in range(5)]

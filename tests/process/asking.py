@@ -27,6 +27,7 @@ class Question:
     text: str
     max_tokens: int
     sampling: Sampling = GREEDY
+    guide: str = ""
 
 
 def of_ids(ids: Sequence[int], max_tokens: int, sampling: Sampling = GREEDY) -> Question:
@@ -53,7 +54,8 @@ def ask(topology: Topology, question: Question) -> Heard:
     budget = topology.timeouts.request
     with Client(topology.coordinator.address, timeouts=topology.timeouts) as client:
         asked = time.monotonic()
-        client.send(message, (Blob.text(question.text),))
+        blobs = [Blob.text(text) for text in (question.text, question.guide) if text]
+        client.send(message, blobs)
         answer = receive(client, Interrupts(), budget, show)
     return Heard(answer, first[0] - asked if first else None)
 

@@ -56,8 +56,8 @@ class Server:
         return message, ()
 
 
-def question(line: Line) -> tuple[Ask, Blob]:
-    return labelled(Ask("ask", "raw", 9, Sampling()), line), Blob.text(line.prompt)
+def question(line: Line) -> tuple[Ask, tuple[Blob, ...]]:
+    return labelled(Ask("ask", "raw", 9, Sampling()), line), (Blob.text(line.prompt),)
 
 
 LINES = [Line(f"n{i}", f"text {i}", i) for i in range(20)]

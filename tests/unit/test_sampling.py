@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodes.sampling import Sampler, draw, finish_reason, uniform
-from zpd.errors import ZpdBug
-from zpd.requests import Sampling
+from nodes.sampling import Sampler, draw, finish_reason, log_probabilities, uniform
+from zpd.errors import UserError, ZpdBug
+from zpd.requests import Bias, Sampling
 
 LOGITS = np.log(np.array([0.05, 0.4, 0.1, 0.25, 0.2], np.float32))  # by falling p: 1 3 4 2 0
 
@@ -205,3 +205,82 @@ def test_broken_logits_are_a_bug_and_no_token(bad: float, temperature: float) ->
 )  # fmt: skip
 def test_finish_reason(token: int, n_tokens: int, max_tokens: int, want: str) -> None:
     assert finish_reason(token, n_tokens, max_tokens, eos_ids=(2,), stop_ids=(9,)) == want
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nothing_that_ends_the_answer_comes_before_min_tokens(temperature: float) -> None:
+    sampling = Sampling(temperature=temperature, min_tokens=3, stop_ids=(3, 4, 900), seed=5)
+    sampler = Sampler(sampling, [0], eos_ids=(1, 901))
+    early = [sampler.pick(LOGITS, 1 + i) for i in range(3)]
+    assert set(early) <= {0, 2}
+    late = {sampler.pick(LOGITS, 4 + i) for i in range(40)}
+    assert late & {1, 3, 4}
+
+
+def test_where_all_that_is_left_ends_the_answer_it_ends_before_min_tokens() -> None:
+    sampler = Sampler(Sampling(min_tokens=3, stop_ids=(0, 2, 3, 4)), [0], eos_ids=(1,))
+    assert sampler.pick(LOGITS, 1) == 1
+    assert sampler.finish(1, max_tokens=9) == "stop"
+
+
+def test_ignore_eos_ends_at_stop_ids_and_at_the_length_alone() -> None:
+    sampler = Sampler(Sampling(ignore_eos=True, min_tokens=2), [0], eos_ids=(1,))
+    assert [sampler.pick(LOGITS, 1), sampler.finish(1, 2)] == [1, ""]
+    assert [sampler.pick(LOGITS, 2), sampler.finish(1, 2)] == [1, "length"]
+    sampler = Sampler(Sampling(ignore_eos=True, stop_ids=(1,)), [0], eos_ids=(1,))
+    assert sampler.finish(sampler.pick(LOGITS, 1), 2) == "stop"
+
+
+def test_a_bias_is_added_before_everything_else() -> None:
+    bias = (Bias(0, 3.0), Bias(1, -100.0))
+    assert Sampler(Sampling(logit_bias=bias), [2]).pick(LOGITS, 1) == 0
+    assert picks(Sampling(temperature=1.0, logit_bias=(Bias(2, 100.0),)), 20) == [2] * 20
+    logits = np.array([-1.0, 1.5, 0.0], np.float32)
+    # -1 + 3.8 is positive, so the penalty halves it: 1.4; in the other order it would be 1.8
+    sampling = Sampling(repetition_penalty=2.0, logit_bias=(Bias(0, 3.8),))
+    assert Sampler(sampling, [0]).pick(logits, 1) == 1
+    assert logits.tolist() == [-1.0, 1.5, 0.0]
+
+
+@pytest.mark.parametrize("k", [0, 1, 3, 20])
+def test_log_probabilities_are_of_the_raw_logits(k: int) -> None:
+    sampling = Sampling(
+        temperature=2.0, top_k=1, logprobs=k, repetition_penalty=3.0, logit_bias=(Bias(4, 9.0),)
+    )
+    sampler = Sampler(sampling, [1])
+    assert sampler.pick(LOGITS, 1) == 4
+    assert sampler.logprobs is not None
+    values, ids = sampler.logprobs
+    assert ids.tolist() == [4, 1, 3, 4, 2, 0][: k + 1] and ids.dtype == np.int32
+    np.testing.assert_allclose(values, LOGITS[ids], atol=1e-6)
+    assert values.dtype == np.float32
+
+
+def test_of_equally_likely_ones_the_lower_id_comes_first() -> None:
+    values, ids = log_probabilities(np.array([1, 7, 3, 7, 7], np.float32), 2, 3)
+    assert ids.tolist() == [2, 1, 3, 4]
+    assert values[1] == values[2] == values[3] > values[0]
+
+
+def test_without_logprobs_there_are_none() -> None:
+    sampler = Sampler(Sampling(), [1])
+    sampler.pick(LOGITS, 1)
+    assert sampler.logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("sampling", "says"),
+    [
+        (Sampling(min_tokens=-1), "min_tokens = -1"),
+        (Sampling(logprobs=21), "logprobs = 21"),
+        (Sampling(logprobs=-2), "logprobs = -2"),
+        (Sampling(logit_bias=(Bias(-1, 0.0),)), "logit_bias = -1"),
+        (Sampling(logit_bias=(Bias(1, 100.5),)), "logit_bias = 1: 100.5"),
+        (Sampling(logit_bias=(Bias(1, float("nan")),)), "logit_bias = 1: nan"),
+        (Sampling(logit_bias=(Bias(1, 0.0), Bias(1, 1.0))), "twice"),
+        (Sampling(logit_bias=tuple(Bias(i, 0.0) for i in range(1025))), "at most 1024"),
+    ],
+)
+def test_a_value_out_of_range_is_named(sampling: Sampling, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        sampling.check()

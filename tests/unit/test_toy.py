@@ -11,6 +11,7 @@ import pytest
 
 from nodes.engine.solo import NoProgress, Solo, one_stage
 from nodes.engine.toy import ToyDecode, ToyPrefill, toy_answer
+from nodes.sampling import Sampler
 from tests.plans import plan
 from zpd.errors import RemoteError, UserError, ZpdBug
 from zpd.requests import Sampling
@@ -60,7 +61,7 @@ class Run:
         return tokens
 
     def first(self, slot: int, lane: int, prompt: list[int], hidden: Blob) -> int:
-        self.decode.import_slot(slot, lane, prompt, GREEDY, QUIET)
+        self.decode.import_slot(slot, lane, prompt, Sampler(GREEDY, prompt), QUIET)
         return self.decode.first(lane, hidden, QUIET)
 
 
@@ -285,7 +286,7 @@ def test_a_slow_toy_takes_its_time_with_signs_of_life_and_answers_the_same() -> 
         done = stage.forward(0, 0, x, count)
         decode.land(0, 3 * i, 0, done.k, done.v)
         x = done.activations
-    decode.import_slot(0, 0, PROMPT, GREEDY, count)
+    decode.import_slot(0, 0, PROMPT, Sampler(GREEDY, PROMPT), count)
     tokens = [decode.first(0, done.hidden, count), *decode.step([0], count)]
     assert time.monotonic() - began >= 4 * seconds
     assert count.bumps > 8 + 8 + 8 + 4  # of the layers, and some while it waited

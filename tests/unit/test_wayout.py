@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nodes.text import ToyText
@@ -13,6 +13,7 @@ from zpd.errors import Outcome
 from zpd.ids import Attempt
 from zpd.messages import Delta, Done, Message
 from zpd.requests import Sampling
+from zpd.wire import Blob
 from zpd.worker import BOUND
 
 
@@ -21,13 +22,15 @@ class Desk:
 
     def __init__(self) -> None:
         self.sent: list[Message] = []
+        self.blobs: list[tuple[Blob, ...]] = []
         self.work: list[tuple[Callable[[Any], Any], Callable[..., None]]] = []
 
     def now(self) -> float:
         return 5.0
 
-    def send(self, peer: str, message: Message) -> bool:
+    def send(self, peer: str, message: Message, blobs: Sequence[Blob] = ()) -> bool:
         self.sent.append(message)
+        self.blobs.append(tuple(blobs))
         return True
 
     def submit(self, work: Any, done: Any, *, worker: str) -> None:

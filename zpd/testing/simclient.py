@@ -25,6 +25,7 @@ class Answer:
     accepted: int = 0
     text: str = ""
     ids: list[int] = field(default_factory=list)
+    logprobs: list[tuple[list[float], list[int]]] = field(default_factory=list)  # of each token
     done: list[Done] = field(default_factory=list)  # more than one is an error of the node
     after_done: int = 0  # messages that came too late
     lost: str = ""  # why the session ended before the answer did
@@ -79,6 +80,7 @@ class Asker(Actor):
         elif isinstance(message, Delta):
             answer.text += message.text
             answer.ids += message.ids
+            answer.logprobs += zip(*(blob.numpy().tolist() for blob in blobs), strict=True)
         elif isinstance(message, Done):
             answer.done.append(message)
 
@@ -109,13 +111,15 @@ class SimClient:
         stop: tuple[str, ...] = (),
         timeout: float = 0.0,
         label: str = "",
+        guide: str = "",
+        priority: int = 0,
     ) -> Answer:
         """A list asks with token ids, a text with the raw prompt."""
         label = label or f"{self.name}-{len(self.asker.answers) + 1}"
         answer = self.asker.answers[label] = Answer(label)
         kind, text = ("raw", prompt) if isinstance(prompt, str) else ("ids", json.dumps(prompt))
-        ask = Ask(label, kind, max_tokens, sampling or Sampling(), stop, timeout)
-        self.asker.put(ask, Blob.text(text))
+        ask = Ask(label, kind, max_tokens, sampling or Sampling(), stop, timeout, priority)
+        self.asker.put(ask, Blob.text(text), *([Blob.text(guide)] if guide else []))
         return answer
 
     def cancel(self, answer: Answer) -> None:
