@@ -32,7 +32,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser("serve", help=HELP)
     parser.set_defaults(measure=run)
     add = parser.add_argument
-    add("--url", default=URL, metavar="URL", help="with or without /v1 (%(default)s)")
+    add(
+        "--url", default="", metavar="URL", help=f"with or without /v1 ({URL}; of --compare's file)"
+    )
     add("--model", default="", metavar="NAME", help="(the first that the server names)")
     add("--api-key", default=os.environ.get(KEY, ""), metavar="KEY", help=f"(${KEY})")
     add("--kind", choices=tuple(PATHS), default="chat", help="(%(default)s)")
@@ -90,7 +92,7 @@ def check(args: argparse.Namespace) -> tuple[Arrivals, dict[str, float], dict[st
         raise UserError(f"--rate {args.rate}: must be requests a second, at most {10**5}")
     if not 0 < args.timeout <= 86400:
         raise UserError(f"--timeout {args.timeout}: must be above 0, at most 86400 seconds")
-    if not args.url.startswith(("http://", "https://")):
+    if args.url and not args.url.startswith(("http://", "https://")):
         raise UserError(f"--url {args.url}: must begin with http:// or https://")
     limits = {}
     for said in args.goodput:
@@ -140,7 +142,7 @@ async def _load(
         loop.add_signal_handler(number, asked)
     lines: list[Timeline] = []
     with contextlib.suppress(asyncio.CancelledError):
-        async with Server(args.url, args.api_key, args.timeout) as server:
+        async with Server(args.url or URL, args.api_key, args.timeout) as server:
             model = args.model or await server.model()
             first, rest = prompts[: args.warmup], prompts[args.warmup :]
             one = Arrivals(concurrency=1)
@@ -159,8 +161,10 @@ def _compare(
     done: Callable[[], None],
 ) -> dict[str, Any]:
     topology = load_topology(args.compare)
-    model = args.model or topology.model.name
+    doors = [n.http.listen for n in topology.nodes if n.http is not None]
+    url = args.url or (f"http://{doors[0].replace('0.0.0.0', '127.0.0.1')}" if doors else URL)
     pairs = compare.run(
-        topology, args.url, args.api_key, args.kind, model, prompts, interrupts, done
-    )
+        topology, url, args.api_key, args.kind, args.model, prompts, args.ignore_eos, interrupts,
+        done,
+    )  # fmt: skip
     return compare.summary(pairs[args.warmup :]) if len(pairs) > args.warmup else {}

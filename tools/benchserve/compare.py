@@ -33,26 +33,30 @@ def run(
     kind: str,
     model: str,
     prompts: Sequence[Prompt],
+    ignore_eos: bool,
     interrupts: Interrupts,
     done: Callable[[], None],
 ) -> list[Pair]:
     """A pair for each prompt, greedy, the first of the pair by turns. Raises RemoteError where one
     fails: there is nothing to compare then."""
     times = topology.timeouts
-    with asyncio.Runner() as runner, Client(topology.coordinator.address, timeouts=times) as client:
+    with asyncio.Runner() as runner:
 
         async def served() -> Server:
             return Server(url, key, times.request)
 
         server = runner.run(served())
+        asked = {"temperature": 0} | ({"ignore_eos": True} if ignore_eos else {})
+        sampling = Sampling(ignore_eos=ignore_eos)
         try:
+            model = model or runner.run(server.model())
             pairs: list[Pair] = []
             for number, prompt in enumerate(prompts):
                 if interrupts.asked:
                     break
                 ways: list[Callable[[], tuple[Timeline, str]]] = [
-                    lambda p=prompt: runner.run(one(server, kind, p.body(kind, model) | GREEDY)),
-                    lambda p=prompt: native(client, kind, p, times.request, interrupts),
+                    lambda p=prompt: runner.run(one(server, kind, p.body(kind, model) | asked)),
+                    lambda p=prompt: native(topology, kind, p, sampling, interrupts),
                 ]
                 order = (0, 1) if number % 2 == 0 else (1, 0)
                 found = {i: ways[i]() for i in order}
@@ -65,22 +69,23 @@ def run(
             runner.run(server.__aexit__())
 
 
-GREEDY = {"temperature": 0}
-
-
 def native(
-    client: Client, kind: str, prompt: Prompt, budget: float, interrupts: Interrupts
+    topology: Topology, kind: str, prompt: Prompt, sampling: Sampling, interrupts: Interrupts
 ) -> tuple[Timeline, str]:
-    """One request as ``zpd ask`` sends it."""
+    """One request as ``zpd ask`` sends it. Its session is open before the clock starts, and of its
+    own: a client that is idle while HTTP is asked would be taken for gone."""
     texts: list[float] = []
     chat = kind == "chat"
     text = json.dumps([{"role": "user", "content": prompt.text}]) if chat else prompt.text
-    ask = Ask("compare", "chat" if chat else "raw", prompt.max_tokens, Sampling())
-    sent = time.monotonic()
-    client.send(ask, (Blob.text(text),))
-    answer = receive(
-        client, interrupts, budget, lambda text: texts.append(time.monotonic()) if text else None
-    )
+    ask = Ask("compare", "chat" if chat else "raw", prompt.max_tokens, sampling)
+    times = topology.timeouts
+    with Client(topology.coordinator.address, timeouts=times) as client:
+        sent = time.monotonic()
+        client.send(ask, (Blob.text(text),))
+        answer = receive(
+            client, interrupts, times.request,
+            lambda text: texts.append(time.monotonic()) if text else None,
+        )  # fmt: skip
     error = "" if answer.outcome.ok else str(answer.outcome)
     line = Timeline(sent, sent, tuple(texts), answer.n_prompt, answer.n_tokens, error)
     return line, answer.text
