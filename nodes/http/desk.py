@@ -117,12 +117,13 @@ class Desk:
 
     def _cancel(self, call: Call, why: str) -> None:
         """Those that the coordinator has not named yet are cancelled when it does."""
-        mine = [c for c in self._choices.values() if c.call is call]
+        mine = [c for c in self._choices.values() if c.call is call and c.index >= 0]
         for choice in mine:
             if choice.uid:
                 self.context.send(self.coordinator, Cancel(choice.uid))
             choice.index = -1
         if mine:
+            self.context.event("call_cancelled", id=call.id, label=call.label, why=why)
             self._put(call, Failed(of_outcome(Outcome.CANCELLED, why)))
 
     def _fail(self, call: Call, outcome: str, detail: str) -> None:

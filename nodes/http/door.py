@@ -17,7 +17,7 @@ from nodes.http.calls import Call, Question
 from nodes.http.errors import HttpError, bad, of_outcome, of_user
 from nodes.http.mailbox import Facts, Mailbox
 from nodes.http.replies import Reply
-from nodes.http.stream import Stalled, stream, while_connected, whole
+from nodes.http.stream import Gone, Stalled, stream, while_connected, whole
 from nodes.http.toolcalls import form_of
 from nodes.http.wanted import Wanted, of_chat, of_completion, tokenise
 from nodes.text import Text
@@ -26,6 +26,7 @@ from zpd.layers import TOY
 from zpd.messages import Ask
 from zpd.topology import Http, Topology
 
+CUT = "zpd.cut"  # in a scope's state: a function that ends the connection at once
 MAX_LABEL = 128  # characters of X-Request-Id
 
 
@@ -97,16 +98,19 @@ class Completions:
             prefix = "chatcmpl" if wanted.chat else "cmpl"
             call = Call(f"{prefix}-{uuid4().hex}", label)
             door.calls[call.id] = call
+            why = "its request is over"
             try:
                 work = self._answer(call, wanted, text, form, began, scope, send, receive)
                 await while_connected(receive, work)
+            except Gone:
+                why = "the client is gone"
             except Stalled as stalled:
-                door.mailbox.cancel(call, stalled.error.message)
-                scope["state"]["zpd.cut"]()
+                why = stalled.error.message
+                scope["state"][CUT]()
             finally:
                 del door.calls[call.id]
                 if not call.over:
-                    door.mailbox.cancel(call, "the client is gone")
+                    door.mailbox.cancel(call, why)
 
     async def _answer(
         self, call: Call, wanted: Wanted, text: Text, form: str, began: float, scope: Any,
@@ -121,10 +125,16 @@ class Completions:
             usage=wanted.usage,
         )  # fmt: skip
         door.mailbox.ask(call)
-        if wanted.stream:
-            await stream(call, reply, send, (), door.settings.stall)
-        else:
-            await JSONResponse(await whole(call, reply))(scope, receive, send)
+        try:
+            if wanted.stream:
+                await stream(call, reply, send, door.settings.stall)
+                return
+            response = JSONResponse(await whole(call, reply))
+        except HttpError as error:  # the coordinator's words for our fields
+            if error.param == "guide":
+                error.param = wanted.guide_field
+            raise
+        await response(scope, receive, send)
 
 
 def _is(body: Common) -> CompletionBody:
