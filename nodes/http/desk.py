@@ -18,7 +18,7 @@ from typing import Any
 
 from nodes.http.calls import Call, End, Event, Failed, Handover, LogProbs, Piece, Started
 from nodes.http.errors import of_outcome
-from nodes.http.mailbox import Facts
+from nodes.http.mailbox import WORKER, Facts
 from zpd.actor import Context
 from zpd.errors import Outcome, RemoteError
 from zpd.messages import Accepted, Cancel, Delta, Done, StatusAsk
@@ -26,7 +26,6 @@ from zpd.wire import Blob
 
 LOWEST = -9999.0  # for a log-probability of no token that can come; JSON has no infinity
 STATUS_PATIENCE = 2.0  # seconds
-WORKER = "door"
 
 
 @dataclass(eq=False)
@@ -56,13 +55,13 @@ class Desk:
 
     # ---- Mailbox: the HTTP thread ----------------------------------------------------------------
 
-    async def work(self, run: Callable[[], Any]) -> Any:
+    async def work(self, run: Callable[[], Any], worker: str = WORKER) -> Any:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def done(result: Any, error: BaseException | None) -> None:
             self._hand(lambda: _settle(future, result, error))
 
-        self.context.post(lambda: self.context.submit(lambda p: run(), done, worker=WORKER))
+        self.context.post(lambda: self.context.submit(lambda p: run(), done, worker=worker))
         return await future
 
     def ask(self, call: Call) -> None:

@@ -15,7 +15,7 @@ from nodes.http.admission import Admission, header, read_body
 from nodes.http.bodies import ChatBody, Common, CompletionBody, read
 from nodes.http.calls import Call, Question
 from nodes.http.errors import HttpError, bad, of_outcome, of_user
-from nodes.http.mailbox import Facts, Mailbox
+from nodes.http.mailbox import WORKER, Facts, Mailbox
 from nodes.http.replies import Reply
 from nodes.http.stream import Gone, Stalled, stream, while_connected, whole
 from nodes.http.toolcalls import form_of
@@ -27,6 +27,7 @@ from zpd.messages import Ask
 from zpd.topology import Http, Topology
 
 CUT = "zpd.cut"  # in a scope's state: a function that ends the connection at once
+SHRINKS = 4  # a text may get so much shorter when it is normalised
 MAX_LABEL = 128  # characters of X-Request-Id
 
 
@@ -71,10 +72,10 @@ class Door:
             raise bad("tools", f"the chat template of {self.model} knows no tools, or not as zpd")
         return form
 
-    async def tokens(self, wanted: Wanted, text: Text) -> list[list[int]]:
+    async def tokens(self, wanted: Wanted, text: Text, worker: str = WORKER) -> list[list[int]]:
         """Raises HttpError(400)."""
         try:
-            return list(await self.mailbox.work(lambda: tokenise(text, wanted)))
+            return list(await self.mailbox.work(lambda: tokenise(text, wanted), worker))
         except UserError as error:
             raise of_user(error) from None
 
@@ -117,6 +118,7 @@ class Completions:
         send: Any, receive: Any,
     ) -> None:  # fmt: skip
         door = self.door
+        check_size(wanted, text, door.mailbox.facts.limit)
         prompts = await door.tokens(wanted, text)
         call.questions = questions(wanted, prompts, door.mailbox.facts, time.monotonic() - began)
         reply = Reply(
@@ -167,6 +169,17 @@ def questions(
             ask = Ask("", "ids", size, wanted.sampling_of(i), wanted.stop, timeout, wanted.priority)
             found.append(Question(ask, prompt, wanted.guide))
     return found
+
+
+def check_size(wanted: Wanted, text: Text, limit: int) -> None:
+    """A text that no slot can hold is refused before it is tokenised, which would take seconds.
+    Raises HttpError(400)."""
+    most = limit * text.longest * SHRINKS
+    said = [m["content"] for m in wanted.messages] + [p for p in wanted.prompts if type(p) is str]
+    if (longest := max(map(len, said), default=0)) > most:
+        param = "messages" if wanted.chat else "prompt"
+        message = f"{param}: {longest} characters are more than {limit} tokens, whatever they say"
+        raise HttpError(400, message, "context_length_exceeded", param)
 
 
 def label_of(scope: Any) -> str:

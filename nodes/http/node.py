@@ -17,10 +17,10 @@ from typing import Any
 from nodes.facts import facts
 from nodes.http.app import make_app
 from nodes.http.calls import Handover
-from nodes.http.desk import WORKER, Desk
+from nodes.http.desk import Desk
 from nodes.http.door import Door
 from nodes.http.keys import read_keys
-from nodes.http.mailbox import Facts
+from nodes.http.mailbox import WORKER, Facts
 from nodes.http.server import Server
 from nodes.text import Text
 from zpd.actor import Actor, Context, Progress

@@ -14,6 +14,7 @@ from nodes.http.admission import read_body
 from nodes.http.bodies import DetokenizeBody, TokenizeBody, read
 from nodes.http.door import Door
 from nodes.http.errors import HttpError, bad, of_outcome
+from nodes.http.mailbox import PAGES
 from nodes.http.wanted import Wanted
 from zpd.attempt import Phase
 from zpd.errors import Outcome
@@ -48,7 +49,7 @@ class Pages:
                 messages, (), prompts, 1, None, Sampling(), (), "", 0.0, 0, False, False
             )
             door.form(wanted, text)
-            (ids,) = await door.tokens(wanted, text)
+            (ids,) = await door.tokens(wanted, text, PAGES)
         limit = door.mailbox.facts.limit
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": limit})
 
@@ -60,7 +61,7 @@ class Pages:
             text = door.text()
             if (most := max(body.tokens, default=0)) >= text.vocab_size:
                 raise bad("tokens", f"{most}: ids are from 0 to {text.vocab_size - 1}")
-            raw = await door.mailbox.work(lambda: b"".join(map(text.bytes_of, body.tokens)))
+            raw = await door.mailbox.work(lambda: b"".join(map(text.bytes_of, body.tokens)), PAGES)
         return JSONResponse({"prompt": raw.decode("utf-8", "replace")})
 
     async def _body(self, request: Request) -> bytes:

@@ -35,7 +35,7 @@ class Fake:
         self.hold: asyncio.Event | None = None
         self.found: dict[str, Any] = {}
 
-    async def work(self, run: Callable[[], Any]) -> Any:
+    async def work(self, run: Callable[[], Any], worker: str = "") -> Any:
         if self.hold:
             await self.hold.wait()
         return run()
@@ -226,6 +226,8 @@ def test_the_door_refuses_before_it_asks() -> None:
         s = site(fake)
         too_long = await s.complete(max_tokens=63)
         assert (too_long.status, too_long.error["code"]) == (400, "context_length_exceeded")
+        huge = await s.complete(prompt="x" * 300)  # 64 tokens of one byte: known without a look
+        assert "whatever they say" in huge.error["message"]
         assert (await s.complete(prompt="")).error["param"] == "prompt"
         other = await s.complete(model="gpt-4")
         assert (other.status, other.error["code"]) == (404, "model_not_found")
