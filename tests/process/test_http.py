@@ -11,6 +11,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -18,7 +19,7 @@ import pytest
 
 from nodes.engine.toy import toy_answer
 from tests.process.front import Front, front
-from tests.process.harness import LIMIT
+from tests.process.harness import LIMIT, wait_until
 from tests.process.users import status
 from tests.unit.test_http_bodies import CHATS, COMPLETIONS, HI, NOT_JSON
 from zpd.client import Client
@@ -377,3 +378,22 @@ def test_the_document_holds(door: Front) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     door.idle()
+
+
+@pytest.mark.full
+def test_a_reader_that_stalls_slows_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is cancelled by name after its budget; a neighbour's stream is as it must be."""
+    monkeypatch.setenv("ZPD_HOME", str(tmp_path / "home"))
+    model = {"name": "toy", "max_tokens": 20000, "layers": 8}
+    with front(
+        tmp_path, model=model, http={"stall": 1.0}, sections={"decode": {"lanes": 2}}
+    ) as door:
+        stalled = Stream(door, True, size=15000)
+        neighbour = Stream(door, True, size=1000)
+        assert neighbour.text() == text_of("xy", 1000)
+        log = door.running.run_dir / "http.jsonl"
+        wait_until(lambda: "call_cancelled" in log.read_text(), "a cancel by name")
+        assert "the reader stalled" in log.read_text()
+        door.idle()
+        stalled.socket.close()
+        neighbour.socket.close()
