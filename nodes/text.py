@@ -8,6 +8,7 @@ hold what a chat template makes. Who serves strangers must filter their messages
 from __future__ import annotations
 
 import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from nodes.tokenbytes import token_bytes
 from zpd.errors import UserError
 
 TOY = "toy"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time; no more threads
 
 
 class Text(ABC):
@@ -30,6 +32,7 @@ class Text(ABC):
 
     eos_ids: tuple[int, ...]
     vocab_size: int  # ids are below it
+    longest: int  # bytes of its longest token
 
     @staticmethod
     def load(model: str) -> Text:
@@ -77,6 +80,7 @@ class TokenizerText(Text):
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._bytes = token_bytes(tokenizer, str(file))
+        self.longest = max(len(token.encode()) for token in tokenizer.get_vocab())
         self._template = _chat_template(path)
         spec = read_spec(path)
         self.eos_ids = spec.eos_ids
@@ -116,7 +120,9 @@ class TokenizerText(Text):
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         _check_unicode(text)
-        ids = list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        # A batch, as only that lets other threads run: 4 MiB of text take seconds.
+        (found,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids = list(found.ids)
         # Special tokens of pictures and the like may lie beyond what a text model was made for.
         beyond = max(ids, default=0)
         if beyond >= self.vocab_size:
@@ -130,6 +136,7 @@ class ToyText(Text):
 
     eos_ids = ()
     vocab_size = 256
+    longest = 1
 
     def encode_raw(self, text: str) -> list[int]:
         _check_unicode(text)

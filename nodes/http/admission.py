@@ -71,7 +71,8 @@ async def read_body(scope: Any, receive: Any, most: int) -> bytes:
                 found += message.get("body", b"")
                 if len(found) > most:
                     found.clear()
-                    await _drain(receive)
+                    if message.get("more_body", False):
+                        await _drain(receive)
                     raise too_large
                 if not message.get("more_body", False):
                     break

@@ -19,7 +19,7 @@ from typing import Any
 
 from nodes.http.calls import Call, End, Event, Failed, Handover, LogProbs, Piece, Started
 from nodes.http.errors import of_outcome
-from nodes.http.mailbox import Facts
+from nodes.http.mailbox import WORKER, Facts
 from nodes.http.metrics import Metrics, Watched
 from nodes.http.traces import Traces
 from zpd.actor import Context
@@ -29,7 +29,6 @@ from zpd.wire import Blob
 
 LOWEST = -9999.0  # for a log-probability of no token that can come; JSON has no infinity
 STATUS_PATIENCE = 2.0  # seconds
-WORKER = "door"
 
 
 @dataclass(eq=False)
@@ -66,13 +65,13 @@ class Desk:
 
     # ---- Mailbox: the HTTP thread ----------------------------------------------------------------
 
-    async def work(self, run: Callable[[], Any]) -> Any:
+    async def work(self, run: Callable[[], Any], worker: str = WORKER) -> Any:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def done(result: Any, error: BaseException | None) -> None:
             self._hand(lambda: _settle(future, result, error))
 
-        self.context.post(lambda: self.context.submit(lambda p: run(), done, worker=WORKER))
+        self.context.post(lambda: self.context.submit(lambda p: run(), done, worker=worker))
         return await future
 
     def ask(self, call: Call) -> None:
@@ -129,12 +128,13 @@ class Desk:
 
     def _cancel(self, call: Call, why: str) -> None:
         """Those that the coordinator has not named yet are cancelled when it does."""
-        mine = [c for c in self._choices.values() if c.call is call]
+        mine = [c for c in self._choices.values() if c.call is call and c.index >= 0]
         for choice in mine:
             if choice.uid:
                 self.context.send(self.coordinator, Cancel(choice.uid))
             choice.index = -1
         if mine:
+            self.context.event("call_cancelled", id=call.id, label=call.label, why=why)
             self._put(call, Failed(of_outcome(Outcome.CANCELLED, why)))
 
     def _fail(self, call: Call, outcome: str, detail: str) -> None:

@@ -15,9 +15,9 @@ from nodes.http.admission import Admission, header, read_body
 from nodes.http.bodies import ChatBody, Common, CompletionBody, read
 from nodes.http.calls import Call, Question
 from nodes.http.errors import HttpError, bad, of_outcome, of_user
-from nodes.http.mailbox import Facts, Mailbox
+from nodes.http.mailbox import WORKER, Facts, Mailbox
 from nodes.http.replies import Reply
-from nodes.http.stream import Stalled, stream, while_connected, whole
+from nodes.http.stream import Gone, Stalled, stream, while_connected, whole
 from nodes.http.toolcalls import form_of
 from nodes.http.wanted import Wanted, of_chat, of_completion, tokenise
 from nodes.text import Text
@@ -26,6 +26,8 @@ from zpd.layers import TOY
 from zpd.messages import Ask
 from zpd.topology import Http, Topology
 
+CUT = "zpd.cut"  # in a scope's state: a function that ends the connection at once
+SHRINKS = 4  # a text may get so much shorter when it is normalised
 MAX_LABEL = 128  # characters of X-Request-Id
 
 
@@ -70,10 +72,10 @@ class Door:
             raise bad("tools", f"the chat template of {self.model} knows no tools, or not as zpd")
         return form
 
-    async def tokens(self, wanted: Wanted, text: Text) -> list[list[int]]:
+    async def tokens(self, wanted: Wanted, text: Text, worker: str = WORKER) -> list[list[int]]:
         """Raises HttpError(400)."""
         try:
-            return list(await self.mailbox.work(lambda: tokenise(text, wanted)))
+            return list(await self.mailbox.work(lambda: tokenise(text, wanted), worker))
         except UserError as error:
             raise of_user(error) from None
 
@@ -97,22 +99,26 @@ class Completions:
             prefix = "chatcmpl" if wanted.chat else "cmpl"
             call = Call(f"{prefix}-{uuid4().hex}", label)
             door.calls[call.id] = call
+            why = "its request is over"
             try:
                 work = self._answer(call, wanted, text, form, began, scope, send, receive)
                 await while_connected(receive, work)
+            except Gone:
+                why = "the client is gone"
             except Stalled as stalled:
-                door.mailbox.cancel(call, stalled.error.message)
-                scope["state"]["zpd.cut"]()
+                why = stalled.error.message
+                scope["state"][CUT]()
             finally:
                 del door.calls[call.id]
                 if not call.over:
-                    door.mailbox.cancel(call, "the client is gone")
+                    door.mailbox.cancel(call, why)
 
     async def _answer(
         self, call: Call, wanted: Wanted, text: Text, form: str, began: float, scope: Any,
         send: Any, receive: Any,
     ) -> None:  # fmt: skip
         door = self.door
+        check_size(wanted, text, door.mailbox.facts.limit)
         prompts = await door.tokens(wanted, text)
         call.questions = questions(wanted, prompts, door.mailbox.facts, time.monotonic() - began)
         reply = Reply(
@@ -121,10 +127,16 @@ class Completions:
             usage=wanted.usage,
         )  # fmt: skip
         door.mailbox.ask(call)
-        if wanted.stream:
-            await stream(call, reply, send, (), door.settings.stall)
-        else:
-            await JSONResponse(await whole(call, reply))(scope, receive, send)
+        try:
+            if wanted.stream:
+                await stream(call, reply, send, door.settings.stall)
+                return
+            response = JSONResponse(await whole(call, reply))
+        except HttpError as error:  # the coordinator's words for our fields
+            if error.param == "guide":
+                error.param = wanted.guide_field
+            raise
+        await response(scope, receive, send)
 
 
 def _is(body: Common) -> CompletionBody:
@@ -157,6 +169,17 @@ def questions(
             ask = Ask("", "ids", size, wanted.sampling_of(i), wanted.stop, timeout, wanted.priority)
             found.append(Question(ask, prompt, wanted.guide))
     return found
+
+
+def check_size(wanted: Wanted, text: Text, limit: int) -> None:
+    """A text that no slot can hold is refused before it is tokenised, which would take seconds.
+    Raises HttpError(400)."""
+    most = limit * text.longest * SHRINKS
+    said = [m["content"] for m in wanted.messages] + [p for p in wanted.prompts if type(p) is str]
+    if (longest := max(map(len, said), default=0)) > most:
+        param = "messages" if wanted.chat else "prompt"
+        message = f"{param}: {longest} characters are more than {limit} tokens, whatever they say"
+        raise HttpError(400, message, "context_length_exceeded", param)
 
 
 def label_of(scope: Any) -> str:

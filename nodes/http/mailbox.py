@@ -13,6 +13,9 @@ from typing import Any, Protocol
 from nodes.http.calls import Call
 from nodes.text import Text
 
+WORKER = "door"  # of requests for answers
+PAGES = "pages"  # of all else, so that a long text to /tokenize holds up no answer
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -34,9 +37,9 @@ class Mailbox(Protocol):
     @property
     def facts(self) -> Facts: ...
 
-    async def work(self, run: Callable[[], Any]) -> Any:
-        """``run`` on the node's worker thread, one piece after the other: tokenising, templates.
-        Raises what it raises."""
+    async def work(self, run: Callable[[], Any], worker: str = WORKER) -> Any:
+        """``run`` on that worker thread of the node, one piece after the other: tokenising,
+        templates. Raises what it raises."""
         ...
 
     def ask(self, call: Call) -> None:

@@ -59,7 +59,7 @@ class CalledFunction(BaseModel):
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
-            raise ValueError("arguments must be the text of a JSON object")
+            raise ValueError("arguments: must be the text of a JSON object")
         return found
 
 

@@ -17,10 +17,10 @@ from typing import Any
 from nodes.facts import facts
 from nodes.http.app import Entry, make_app
 from nodes.http.calls import Handover
-from nodes.http.desk import WORKER, Desk
+from nodes.http.desk import Desk
 from nodes.http.door import Door
 from nodes.http.keys import read_keys
-from nodes.http.mailbox import Facts
+from nodes.http.mailbox import WORKER, Facts
 from nodes.http.metrics import Metrics
 from nodes.http.page import page
 from nodes.http.scrape import Scrape

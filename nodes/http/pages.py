@@ -14,12 +14,14 @@ from nodes.http.admission import read_body
 from nodes.http.bodies import DetokenizeBody, TokenizeBody, read
 from nodes.http.door import Door
 from nodes.http.errors import HttpError, bad, of_outcome
+from nodes.http.mailbox import PAGES
 from nodes.http.wanted import Wanted
 from zpd.attempt import Phase
 from zpd.errors import Outcome
 from zpd.requests import Sampling
 
 DISTRIBUTION = "zpd-serve"
+STEP = 10_000  # ids; a millisecond
 # Each gate at which a request waits -> what lets it through.
 RELEASED_BY = {
     "tokenise": "the front door's worker: prompts before it",
@@ -48,9 +50,10 @@ class Pages:
                 messages, (), prompts, 1, None, Sampling(), (), "", 0.0, 0, False, False
             )
             door.form(wanted, text)
-            (ids,) = await door.tokens(wanted, text)
-        limit = door.mailbox.facts.limit
-        return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": limit})
+            (ids,) = await door.tokens(wanted, text, PAGES)
+            limit = door.mailbox.facts.limit
+            said = await door.mailbox.work(lambda: _tokens(ids, limit), PAGES)
+        return Response(said, media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
         door = self.door
@@ -60,7 +63,7 @@ class Pages:
             text = door.text()
             if (most := max(body.tokens, default=0)) >= text.vocab_size:
                 raise bad("tokens", f"{most}: ids are from 0 to {text.vocab_size - 1}")
-            raw = await door.mailbox.work(lambda: b"".join(map(text.bytes_of, body.tokens)))
+            raw = await door.mailbox.work(lambda: b"".join(map(text.bytes_of, body.tokens)), PAGES)
         return JSONResponse({"prompt": raw.decode("utf-8", "replace")})
 
     async def _body(self, request: Request) -> bytes:
@@ -150,6 +153,12 @@ class Pages:
             raise HttpError(404, text, "unknown_request", "id")
         self.door.mailbox.cancel(call, "cancelled by DELETE /v1/requests")
         return JSONResponse({"id": call.id, "object": "request", "cancelled": True})
+
+
+def _tokens(ids: list[int], limit: int) -> str:
+    """The JSON of many ids. In pieces, as a single call of ``json`` lets no other thread run."""
+    pieces = [",".join(map(str, ids[i : i + STEP])) for i in range(0, len(ids), STEP)]
+    return f'{{"tokens":[{",".join(pieces)}],"count":{len(ids)},"max_model_len":{limit}}}'
 
 
 def _leg(name: str, why: str, since: float) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from nodes.http.door import CUT
+
 GRACE = 1  # seconds that open responses have at the end
-CUT = "zpd.cut"  # in a scope: a function that ends the connection at once
 
 
 class _Protocol(H11Protocol):

@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 from nodes.http.calls import Call, End, Event, Failed, Piece, Started, stalled
-from nodes.http.errors import TYPES, HttpError
+from nodes.http.errors import HttpError
 from nodes.http.replies import Reply
 
 DONE = b"data: [DONE]\n\n"
@@ -33,7 +33,7 @@ async def begun(call: Call) -> list[Event]:
     """Wait until every question of the call is taken on; what else came meanwhile. Raises HttpError
     where there is no answer, so that the client gets a status and no stream."""
     found: list[Event] = []
-    while len(call.uids) < len(call.questions) or not found:
+    while len(call.uids) < len(call.questions):
         found += await call.take()
         for one in found:
             if isinstance(one, Failed):
@@ -56,10 +56,10 @@ async def whole(call: Call, reply: Reply) -> dict[str, Any]:
         events = await call.take()
 
 
-async def stream(call: Call, reply: Reply, send: Any, headers: Any, stall: float) -> None:
+async def stream(call: Call, reply: Reply, send: Any, stall: float) -> None:
     """Raises HttpError before the stream began, and Stalled."""
     events, left = await begun(call), len(call.questions)
-    await send({"type": "http.response.start", "status": 200, "headers": [*HEADERS, *headers]})
+    await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
     out = [event(chunk) for chunk in reply.begin()]
     while True:
         failed = None
@@ -92,6 +92,10 @@ def _chunks(reply: Reply, one: Event) -> Iterable[dict[str, Any]]:
     return reply.end(one) if isinstance(one, End) else ()
 
 
+class Gone(Exception):
+    """Nobody is there to be told anything."""
+
+
 class Stalled(Exception):
     """A reader who takes nothing; ``error`` says it to whoever still listens."""
 
@@ -101,15 +105,15 @@ class Stalled(Exception):
 
 
 async def while_connected(receive: Any, work: Coroutine[Any, Any, T]) -> T:
-    """``work``, ended as soon as the client is gone. Raises HttpError(499) then: nobody reads it.
-    The body must have been read."""
+    """``work``, ended as soon as the client is gone; raises Gone then. The body must have been
+    read."""
     doing = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(receive))
     try:
         await asyncio.wait((doing, gone), return_when=asyncio.FIRST_COMPLETED)
         if doing.done():
             return await doing
-        raise HttpError(499, "the client is gone", "cancelled", None, TYPES[499])
+        raise Gone
     finally:
         for task in (doing, gone):
             task.cancel()

@@ -39,6 +39,12 @@ class Wanted:
     def chat(self) -> bool:
         return bool(self.messages)
 
+    @property
+    def guide_field(self) -> str:
+        """The body's field that asks for the guide."""
+        kind = json.loads(self.guide)["kind"] if self.guide else ""
+        return {"regex": "guided_regex", "grammar": "guided_grammar"}.get(kind, "response_format")
+
     def sampling_of(self, choice: int) -> Sampling:
         """Of the nth answer to one prompt: its own draws."""
         return replace(self.sampling, seed=(self.sampling.seed + choice) % 2**63)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zpd.config import NODE, SECTIONS, load, parse
+from zpd.confighttp import HTTP
 from zpd.configkeys import Problems, allowed
 from zpd.errors import ConfigError
 from zpd.topology import Http, Timeouts, Topology
