@@ -73,6 +73,8 @@ def test_a_comparison_allows_five_ms_and_five_percent() -> None:
 
     found = compare.summary([pair(0.1099, 0.1)])
     assert found["ttft"]["p50"]["within"] and found["equal"] == 1
+    drift = compare.summary([pair(x + 0.004, x) for x in (0.1, 0.2, 0.9)])["ttft"]["paired"]
+    assert drift["http"] == pytest.approx(0.204) and drift["within"]
     assert not compare.summary([pair(0.1101, 0.1)])["ttft"]["p99"]["within"]
     assert "ABOVE" in "\n".join(report.comparison(compare.summary([pair(0.2, 0.1)])))
 

@@ -42,10 +42,9 @@ def comparison(found: Mapping[str, Any]) -> Iterator[str]:
         f"through zpd ask | allowed ({found['slack_ms']:g} ms + {found['share']:.0%})"
     )
     for name in ("ttft", "itl"):
-        for column in COLUMNS:
-            row = found[name][column]
+        for column, row in found[name].items():
             verdict = "within" if row["within"] else "ABOVE"
             yield (
-                f"  {name.upper():<5}{column:<5}{_ms(row['http'])} |{_ms(row['ask'])} |"
+                f"  {name.upper():<5}{column:<7}{_ms(row['http'])} |{_ms(row['ask'])} |"
                 f"{_ms(row['allowed'])}  {verdict}"
             )
