@@ -65,6 +65,7 @@ def test_metrics_count_what_usage_says_and_gauges_return_to_zero(door: Front) ->
     assert after["zpd_node_up http http"] == 1
 
 
+@pytest.mark.full
 def test_a_bench_runs_against_it(door: Front) -> None:
     flags = ("--url", door.url, "--requests", "6", "--output-tokens", "4", "--concurrency", "2")
     done = zpd("bench", "serve", *flags, "--input-tokens", "20", "--json")
@@ -73,6 +74,7 @@ def test_a_bench_runs_against_it(door: Front) -> None:
     assert found["answered"] == 6 and found["completion_tokens"] == 24
 
 
+@pytest.mark.full
 def test_http_gives_the_answers_of_zpd_ask(door: Front) -> None:
     """The figures are the machine's; here only that both ways are measured."""
     flags = ("--url", door.url, "--requests", "4", "--output-tokens", "8", "--input-tokens", "20")
@@ -82,12 +84,7 @@ def test_http_gives_the_answers_of_zpd_ask(door: Front) -> None:
     assert found["itl"]["p50"]["http"] > 0 and found["ttft"]["p99"]["ask"] > 0
 
 
-def test_chat_talks_to_it(door: Front) -> None:
-    done = zpd("chat", "--url", door.url, "--max-tokens", "6", stdin="hello\n/quit\n")
-    assert done.returncode == 0 and done.stdout.strip()
-    assert "length after 6 tokens" in done.stderr
-
-
+@pytest.mark.full
 def test_a_dead_node_is_shown_as_down_within_a_bounded_wait(door: Front) -> None:
     """Last of this file's tests of the shared topology: it freezes a node of it."""
     (stage,) = (door.running.pids[n] for n in ("stage-1",))
