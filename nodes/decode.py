@@ -203,10 +203,11 @@ class DecodeNode(Actor):
     def _queue(self, message: Reserve | ReserveLane, prompt: list[int]) -> None:
         now = self.context.now()
         if isinstance(message, ReserveLane):
-            self._do(self.owner.reserve_lane(now, message.att, message.n_prompt))
+            self._do(self.owner.reserve_lane(now, message.att, message.n_prompt, message.priority))
         else:
             seen = tuple(prompt) if self.cache else ()
-            self._do(self.owner.reserve(now, message.att, message.ring, message.n_prompt, seen))
+            at = (message.att, message.ring, message.n_prompt)
+            self._do(self.owner.reserve(now, *at, seen, message.priority))
 
     def _kv(self, message: Kv, blobs: tuple[Blob, ...]) -> None:
         """The one place where KV lands: key check, copy and progress in one go, on this thread."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from zpd import lanecache, prefetch, ringcache
+from zpd import lanecache, packing, prefetch, ringcache
 from zpd.confighttp import read_http
 from zpd.configkeys import Key, Problems, flag, one_of, read_table, seconds, suggest, text, whole
 from zpd.confignodes import DTYPES, NAME, NODE, check_nodes
@@ -53,6 +53,7 @@ SECTIONS: dict[str, dict[str, Key]] = {
         "depth": Key(_depth, Topology.prefill_depth),
         "order": Key(one_of(*POLICIES), Topology.prefill_order),
         "bytes": Key(whole(1, 2**40), Topology.prefill_bytes),
+        "packing": Key(one_of(*packing.MODES), Topology.packing),
         "prefix_cache_tokens": Key(whole(0, 2**31), Topology.stage_cache_tokens),
     },
     "decode": {
@@ -135,6 +136,7 @@ def parse(data: Mapping[str, Any], problems: Problems, prefetch_next: bool = Fal
         prefill_depth=s["prefill"]["depth"],
         prefill_order=s["prefill"]["order"],
         prefill_bytes=s["prefill"]["bytes"],
+        packing=s["prefill"]["packing"],
         lanes=s["decode"]["lanes"],
         source_slots=s["decode"]["source_slots"],
         routing=s["decode"]["routing"],

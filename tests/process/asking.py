@@ -54,7 +54,7 @@ def ask(topology: Topology, question: Question) -> Heard:
     budget = topology.timeouts.request
     with Client(topology.coordinator.address, timeouts=topology.timeouts) as client:
         asked = time.monotonic()
-        blobs = [Blob.text(text) for text in (question.text, question.guide) if text]
+        blobs = [Blob.text(question.text), *([Blob.text(question.guide)] if question.guide else [])]
         client.send(message, blobs)
         answer = receive(client, Interrupts(), budget, show)
     return Heard(answer, first[0] - asked if first else None)

@@ -76,6 +76,7 @@ def test_the_limit_and_one_more() -> None:
         ({"prompt": [1], "sampling": Sampling(top_p=3.0)}, "top_p = 3.0"),
         ({"prompt": [1], "stop": ("",)}, "stop"),
         ({"prompt": [1], "timeout": -1.0}, "timeout = -1.0"),
+        ({"prompt": [1], "priority": 8}, "priority = 8"),
     ],
 )
 def test_a_bad_request_is_refused_before_anything_is_reserved(
