@@ -82,6 +82,7 @@ class HttpNode(Actor):
             "listens": self.url,
             "open": self.desk.open,
             "pending": self.door.admission.count,
+            "readers": self.door.readers(),
             "answered": {str(k): v for k, v in sorted(self.door.answered.items())},
         }
 
