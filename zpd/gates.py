@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from zpd.attempt import Phase
 from zpd.prefetch import REMOTE
@@ -26,31 +26,40 @@ KV_LINK, WAITING, IMPORT = "KV link", "import waiting", "import"
 LOCAL, FIRST, DECODE = "local prefill", "first token", "decode"
 WAY_OUT, READER = "way out", "slow reader"
 
-# Each gate -> what lets a request through it.
+
+class Gate(NamedTuple):
+    at: str
+    waits_for: str
+
+
 GATES = {
-    DOOR: "the tokenizer is done with its prompt, and those before it",
-    FULL: "fewer requests wait (refused: 429; ask again)",
-    QUEUE: "RESERVE is there, its guide is made, those before it are granted",
-    RING: "a new term of the ring opens",
-    SLOT: "a request that has a source slot is imported into its lane, or ends",
-    DRAINING: "every writer of the slot is quiet, or the drain's budget ends in a fence",
-    NO_LANE: "a request that has a lane, or was promised one, ends",
-    WINDOW: "the reply of the oldest op",
-    ORDER: "chunks of other prompts that go first",
-    LINK: "the link delivers; if nothing moves, it is frozen",
-    STAGE_QUEUE: "the stage is done with the ops before it",
-    COMPUTE: "the stage has computed it",
-    SEND: "KV and activations have left the stage",
-    FROZEN: "the node runs again, or is suspected: then the request ends by name",
-    KV_LINK: "all KV of that stage has landed",
-    WAITING: "a free lane: its prompt was prefilled ahead",
-    IMPORT: "the copy into its lane is done, behind the steps before it",
-    LOCAL: "the decode node has computed its chunks, and those of prompts before it",
-    FIRST: "the first token is sampled",
-    DECODE: "the next token is sampled",
-    WAY_OUT: "its last text is made",
-    READER: "its client reads, or is given up",
-}
+    DOOR: Gate("the coordinator, or a front door", "the tokenizer, and prompts before it"),
+    FULL: Gate("the coordinator", "fewer requests that wait; it was refused (HTTP 429): ask again"),
+    QUEUE: Gate("the decode node", "RESERVE to be there, its guide to be made, those before it"),
+    RING: Gate("the coordinator or the decode node", "a new term of the ring"),
+    SLOT: Gate("the decode node", "a source slot: its request is imported into a lane, or ends"),
+    DRAINING: Gate("the decode node", "every writer of the slot to be quiet, or fenced when the "
+                   "drain's budget ends"),
+    NO_LANE: Gate("the decode node", "a lane: the request that has it, or was promised it, ends"),
+    WINDOW: Gate("the coordinator", "the reply of the oldest op"),
+    ORDER: Gate("the coordinator", "chunks of other prompts that go first"),
+    LINK: Gate("A -> B", "an op or a reply that left A to reach B; if nothing moves, the link is "
+               "frozen"),
+    STAGE_QUEUE: Gate("a stage", "the ops before it"),
+    COMPUTE: Gate("a stage", "its op to be computed"),
+    SEND: Gate("a stage", "KV and activations to leave"),
+    FROZEN: Gate("a stage, or the decode node", "the node, which does not answer, or is busy "
+                 "without progress, to run again; once it is suspected the request ends by name"),
+    KV_LINK: Gate("A -> the decode node", "KV that did not land"),
+    WAITING: Gate("the decode node", "a free lane: its prompt was prefilled ahead"),
+    IMPORT: Gate("the decode node", "the copy into its lane, behind the steps before it"),
+    LOCAL: Gate("the decode node", "its chunks to be computed, and those of prompts before it"),
+    FIRST: Gate("the decode node", "its first token"),
+    DECODE: Gate("the decode node", "its next token"),
+    WAY_OUT: Gate("the coordinator", "its last text to be made"),
+    READER: Gate("a front door", "its client to read, or to be given up"),
+}  # fmt: skip
+MOVING = (COMPUTE, SEND, IMPORT, LOCAL, FIRST, DECODE)  # somebody works for it
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,7 @@ class Held:
     """One request. ``seconds``: since it was asked; ``since``: seconds at this gate, as far as
     anyone knows. ``node`` may be a link, A -> B."""
 
+    id: str | None  # the front door's name for it
     uid: str
     label: str
     att: str
@@ -68,7 +78,7 @@ class Held:
     node: str
     since: float
     why: str
-    releases: str
+    waits_for: str
     spans: Mapping[str, float]
 
 
@@ -112,8 +122,9 @@ class _Gates:
         self.decode = topology.decode.name
         self.stages = [s.name for s in topology.stages]
         self.coordinator, self.owner = self._actor(self.me), self._actor(self.decode)
-        doors = {n.name: self._actor(n.name).get("readers", ()) for n in topology.nodes}
+        doors = {name: self._actor(name).get("readers", ()) for name in said}
         self.readers = [(name, reader) for name, found in doors.items() for reader in found]
+        self.ids = {u: reader["id"] for _, reader in self.readers for u in reader["uids"]}
 
     def _actor(self, name: str) -> Mapping[str, Any]:
         found: Mapping[str, Any] = self.said.get(name, {}).get("actor", {})
@@ -124,24 +135,31 @@ class _Gates:
         known = set()
         for row in self.coordinator.get("requests", ()):
             known.add(row["uid"])
-            yield _held(row, slow.get(row["uid"]) or self._gate(row))
+            yield self._held(row, slow.get(row["uid"]) or self._gate(row))
         for row in self.coordinator.get("beside", ()):
             if row["uid"] in known:
                 continue  # it has its attempt by now
             known.add(row["uid"])
             gate = DOOR if row["phase"] == "door" else WAY_OUT
             place = self._at(self.me, gate, row["seconds"])
-            yield _held(row, slow.get(row["uid"]) or place)
+            yield self._held(row, slow.get(row["uid"]) or place)
         for name, reader in self.readers:
             if not reader["uids"]:
                 place = _Place(DOOR, name, reader["seconds"])
-                yield _held(reader | {"uid": "", "phase": "door"}, place)
+                yield self._held(reader | {"uid": "", "phase": "door"}, place)
             elif (late := self._reader(name, reader)) and not known.intersection(reader["uids"]):
-                yield _held(reader | {"uid": reader["uids"][0], "phase": "done"}, late)
+                yield self._held(reader | {"uid": reader["uids"][0], "phase": "done"}, late)
         for row in self.coordinator.get("problems", ()):
             if row["what"] == "queue_full" and row["seconds"] < RECENT:
                 place = _Place(FULL, self.me, row["seconds"], row["text"])
-                yield _held(row | {"phase": "refused"}, place)
+                yield self._held(row | {"phase": "refused"}, place)
+
+    def _held(self, row: Mapping[str, Any], place: _Place) -> Held:
+        return Held(
+            self.ids.get(row["uid"], row.get("id")), row["uid"], row.get("label", ""),
+            row.get("att", ""), row["phase"], row["seconds"], row.get("tokens", 0), place.gate,
+            place.node, place.since, place.why, GATES[place.gate].waits_for, row.get("spans", {}),
+        )  # fmt: skip
 
     def _reader(self, name: str, reader: Mapping[str, Any]) -> _Place | None:
         if reader["waits"] < SLOW:
@@ -252,11 +270,3 @@ def _slots(slots: list[Mapping[str, Any]]) -> Iterator[str]:
         drains = s["phase"] in ("draining", "orphaned")
         by = f", {', '.join(s['not_quiet'])} not quiet" if drains and s["not_quiet"] else ""
         yield f"slot {s['slot']} {s['phase']} for {s['att']} ({s['seconds']:.1f} s{by})"
-
-
-def _held(row: Mapping[str, Any], place: _Place) -> Held:
-    return Held(
-        row["uid"], row.get("label", ""), row.get("att", ""), row["phase"], row["seconds"],
-        row.get("tokens", 0), place.gate, place.node, place.since, place.why, GATES[place.gate],
-        row.get("spans", {}),
-    )  # fmt: skip

@@ -18,7 +18,6 @@ from zpd import gates
 from zpd.gates import Held, held
 from zpd.testing.simclient import Answer
 
-
 PATIENT = replace(TIMES, suspect=60.0)
 
 
@@ -51,7 +50,7 @@ def live(world: World, answer: Answer) -> Held:
         for n in world.topology.nodes
     }
     (found,) = [h for h in held(world.topology, said) if h.label == answer.label]
-    assert found.releases and found.since >= 0
+    assert found.waits_for and found.since >= 0
     return found
 
 

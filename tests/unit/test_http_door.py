@@ -15,6 +15,7 @@ from nodes.http.calls import Call, End, Failed, Handover, LogProbs, Piece, Start
 from nodes.http.door import Door
 from nodes.http.errors import of_outcome
 from nodes.http.mailbox import Facts
+from nodes.http.round import Round
 from nodes.http.toolcalls import OBJECT, TAGGED, ToolText, form_of
 from nodes.text import ToyText
 from tests.sim.world import topology
@@ -32,6 +33,7 @@ class Fake:
         self.script = script
         self.calls: list[Call] = []
         self.cancelled: list[str] = []
+        self.slow: list[float] = []
         self.hold: asyncio.Event | None = None
         self.found: dict[str, Any] = {}
 
@@ -47,6 +49,9 @@ class Fake:
     def cancel(self, call: Call, why: str) -> None:
         self.cancelled.append(why)
         call.put(Failed(of_outcome(Outcome.CANCELLED, why)))
+
+    def reader(self, call: Call, took: float) -> None:
+        self.slow.append(took)
 
     async def status(self, peer: str) -> dict[str, Any]:
         return self.found
@@ -113,7 +118,10 @@ class Reader:
 class Site:
     def __init__(self, fake: Fake, settings: Http, keys: tuple[bytes, ...]) -> None:
         self.door = Door(fake, topology(), settings, keys)
-        self.app = make_app(self.door)
+        self.app = make_app(self.door, Round(fake, self.door.topology, "http", self.said))
+
+    def said(self) -> dict[str, Any]:
+        return {"actor": {"readers": self.door.readers()}}
 
     def begin(self, path: str, body: Any = None, method: str = "", **headers: str) -> Reader:
         method = method or ("GET" if body is None else "POST")
@@ -407,8 +415,16 @@ def test_a_live_request_is_listed_and_cancelled_by_either_name() -> None:
     async def run() -> None:
         fake = Fake(begin)
         s = site(fake)
-        row = {"uid": "1-0", "label": "me#1", "phase": "reserve", "tokens": 0}
-        other = {"uid": "9-9", "label": "ask", "phase": "decode", "tokens": 3}
+        times = {"seconds": 1.0, "phase_seconds": 0.5, "moved_seconds": 0.2, "route": "remote"}
+        row = {"uid": "1-0", "label": "me#1", "att": "1.1", "phase": "reserve", **times}
+        other = {
+            "uid": "9-9",
+            "label": "ask",
+            "att": "1.2",
+            "phase": "decode",
+            "tokens": 3,
+            **times,
+        }
         fake.found = {"actor": {"requests": [row, other]}}
         for by_uid in (False, True):
             reader = s.begin("/v1/completions", {"model": "toy", "prompt": "x"})
@@ -416,7 +432,10 @@ def test_a_live_request_is_listed_and_cancelled_by_either_name() -> None:
             call = fake.calls[-1]
             listed = json.loads((await s.ask("/v1/requests")).body)["data"]
             assert [r["id"] for r in listed] == [call.id, None]
-            assert "source slot" in listed[0]["waits_for"]
+            assert [(r["gate"], r["node"]) for r in listed] == [
+                ("queue", "decode"), ("decode", "decode"),
+            ]  # fmt: skip
+            assert all(r["waits_for"] for r in listed)
             name = "1-0" if by_uid else call.id
             assert (await s.ask(f"/v1/requests/{name}", method="DELETE")).status == 200
             await reader.task
