@@ -16,6 +16,7 @@ from tests.process.test_http import Stream
 pytestmark = pytest.mark.full
 
 TEXT = "document.getElementById('{}').textContent"
+DRAWN = "(p => p.viewBox.baseVal.width === p.clientWidth)(document.getElementById('picture'))"
 COUNT = "document.querySelectorAll('{}').length"
 
 
@@ -39,7 +40,7 @@ async def watch_it(door: Front, directory: Path) -> None:
         await until(TEXT.format("state") + ".startsWith('live')")
         assert await run(COUNT.format("#picture g.ready")) == 6  # coordinator, 3, decode, http
         assert await run(COUNT.format(".cell.free")) == 4
-        assert TEXT and "None" in await run(TEXT.format("requests"))
+        assert "None" in await run(TEXT.format("requests"))
 
         streams = [Stream(door, True, "x" * 60, 900, key="secret") for _ in range(4)]
         await until(COUNT.format(".request") + " === 4")
@@ -51,8 +52,8 @@ async def watch_it(door: Front, directory: Path) -> None:
         await browser.screenshot(directory / "phone.png")
         assert await run("document.documentElement.scrollWidth <= innerWidth")
 
-        await browser.size(1280, 800)
-        await asyncio.sleep(0.1)
+        await browser.size(1280, 1100)
+        await until(DRAWN)
         await browser.screenshot(directory / "laptop.png")
         send(door.running.pids["stage-1"], signal.SIGKILL)
         await until(COUNT.format("#picture g.down") + " === 1")
@@ -64,7 +65,7 @@ async def watch_it(door: Front, directory: Path) -> None:
         assert await run(colour) != light
         await browser.screenshot(directory / "laptop-dark.png")
         await browser.size(390, 1600)
-        await asyncio.sleep(0.1)
+        await until(DRAWN)
         await browser.screenshot(directory / "phone-dark.png")
         assert await run("document.documentElement.scrollWidth <= innerWidth")
         for stream in streams:
