@@ -137,8 +137,9 @@ class Runtime:
         silence."""
         now = self._ports.now()
         if self.links.due <= now:
-            if now - self.links.due >= STILL:
-                self._ports.event("node_still", what="loop", seconds=round(now - self.links.due, 3))
+            late = now - self.links.due if self.links.due else 0.0  # 0: at once
+            if late >= STILL:
+                self._ports.event("node_still", what="loop", seconds=round(late, 3))
             self._do(self.links.tick(now, self._pulse(now)))
         elif self.due() <= now:
             _, _, key = heapq.heappop(self._heap)

@@ -15,7 +15,9 @@ from tools.inspect.holds import Hold, Story
 from tools.inspect.run import Run
 from tools.inspect.story import lines, tell
 from zpd import gates
+from zpd.events import LOG_VERSION
 from zpd.gates import Held, held
+from zpd.log import Log
 from zpd.testing.simclient import Answer
 
 PATIENT = replace(TIMES, suspect=60.0)
@@ -216,6 +218,33 @@ def test_a_client_that_does_not_read(tmp_path: Path) -> None:
     story = told(world, answer, tmp_path)
     assert story.done is not None and story.done.outcome == "cancelled"
     assert "does not read what is sent to it" in next(lines(story))
+
+
+def test_a_slow_reader_of_a_front_door(tmp_path: Path) -> None:
+    """Live: tests/unit/test_http_door.py; both, on real processes: tests/process/test_live.py."""
+    world = made()
+    answer = ask(world)
+    world.run_until(lambda: answer.done)
+    write_logs(world, tmp_path, ended=False)
+    now = [world.clock.now]
+    log = Log(tmp_path / "http.jsonl", "http", 1, "debug", clock=lambda: now[0])
+    log.event(
+        "node_started", role="http", pid=1, address="", topology="sim", file="", fingerprint="",
+        log_version=LOG_VERSION, log_level="debug", clock="sim",
+    )  # fmt: skip
+    who: dict[str, Any] = {"id": "cmpl-1", "uid": answer.uid, "unread": 70}
+    log.event("reader_slow", **who)
+    now[0] += 3.0
+    log.event("http_listening", url="")
+    log.close()
+    gate = tell(Run(tmp_path), answer.uid).gate
+    assert gate is not None and (gate.node, gate.gate) == ("http", gates.READER)
+    log = Log(tmp_path / "http.jsonl", "http", 1, "debug", clock=lambda: now[0])
+    log.event("reader_reads", **who, took=4.0)
+    log.close()
+    story = tell(Run(tmp_path), answer.uid)
+    assert story.gate is None and story.holds[-1].gate == gates.READER
+    assert story.holds[-1].seconds >= 3.0
 
 
 def test_holds_do_not_overlap_and_cover_the_request(tmp_path: Path) -> None:
