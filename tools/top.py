@@ -59,11 +59,13 @@ def run(args: argparse.Namespace) -> int:
 
 def said(topology: Topology, views: Mapping[str, View], now: float) -> dict[str, Any]:
     """What ``zpd.view`` takes."""
-    return {
-        n.name: {"error": f"for {now - v.asked:.0f} s"}
-        if (v := views[n.name]).silent(MUTE, now) else v.status or {"error": "no answer yet"}
-        for n in topology.nodes
-    }  # fmt: skip
+    found: dict[str, Any] = {}
+    for node in topology.nodes:
+        seen = views[node.name]
+        found[node.name] = seen.status or {"error": "no answer yet"}
+        if seen.silent(MUTE, now):
+            found[node.name] = {"error": f"for {now - seen.asked:.0f} s"}
+    return found
 
 
 def screen(found: Mapping[str, Any]) -> RenderableType:
