@@ -49,10 +49,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def doors(topology: Topology) -> list[str]:
-    """What to say of each HTTP node once all serves."""
+    """What to say of each HTTP node once all serves; of a port 0, only its log and status know."""
     lines = []
     for node in topology.nodes:
-        if node.http is not None:
+        if node.http is not None and not node.http.listen.endswith(":0"):
             url = f"http://{node.http.listen.replace('0.0.0.0', '127.0.0.1')}"
             lines.append(f"ready: {url} (a page to try it; API: {url}/v1; `zpd chat --url {url}`)")
             if not node.http.api_keys and topology.expose:
