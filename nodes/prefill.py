@@ -9,11 +9,9 @@ the writes that it ends.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from nodes.engine.base import Forwarded, PrefillEngine
 from nodes.engine.make import prefill_engine
@@ -21,17 +19,17 @@ from nodes.facts import facts
 from nodes.fit import check_fit
 from nodes.kvlink import KvLink
 from nodes.segments import Files, Segments
-from zpd.actor import Actor, Context, Progress
+from nodes.stagework import NOTHING, Results, Taken, compute
+from zpd.actor import Actor, Context
 from zpd.errors import RemoteError
 from zpd.ids import Use
 from zpd.messages import Close, End, Kv, LinkState, Message, Open, Opened, Prefill, Reply, Skip
-from zpd.ring import StageRing
+from zpd.ring import CANCELLED, StageRing
 from zpd.topology import Node, Topology
 from zpd.wire import Blob
 
 RingMessage = Open | Prefill | Close
-Results = list[tuple[Prefill, Forwarded]]  # an op, or one like it, and what came of it
-NOTHING = Blob.of(np.zeros(0, np.uint8))
+Queued = tuple[RingMessage, tuple[Blob, ...], float]  # the last one: since when
 
 
 class PrefillNode(Actor):
@@ -58,7 +56,7 @@ class PrefillNode(Actor):
         self.ring = StageRing(self.index, context.incarnation)
         self.kv = KvLink(context, topology, node, self.engine.kv_form, segments or Files(topology))
         self.bulk: dict[str, LinkState] = {}  # how each link that carries ops or KV stands
-        self.queue: deque[tuple[RingMessage, tuple[Blob, ...], float]] = deque()
+        self.queue: deque[Queued] = deque()
         self.computing = True  # until the model is loaded
         self.spoilt: set[Use] = set()  # an op of theirs was not computed: nothing is kept of them
         self.ops = 0
@@ -80,6 +78,7 @@ class PrefillNode(Actor):
             "queue": len(self.queue),
             "rows": len(self.ring.rows),
             "ops": self.ops,
+            "joins": self.engine.joins,
             "kv_transport": self.kv.mode,
         }
 
@@ -96,17 +95,31 @@ class PrefillNode(Actor):
         self._next()
 
     def on_message(self, peer: str, message: Message, blobs: tuple[Blob, ...]) -> None:
-        if isinstance(message, Skip) and peer == self.coordinator:
-            self.ring.hint(message.use)
+        if isinstance(message, Skip) and peer == self.upstream:
+            self._hint(message)
         elif isinstance(message, Open | Prefill | Close) and peer == self.upstream:
             if isinstance(message, Open):
                 self._take_open(message)
             elif why := self.ring.refuse(message.ring):
                 raise RemoteError(why, type(message).__name__)
+            elif isinstance(message, Prefill) and message.skip:
+                self.ring.fail(message.use, message.skip)  # no op before it is of any use either
             self.queue.append((message, blobs, self.context.now()))
+            if isinstance(message, Prefill):
+                self.context.event("op_arrived", **_keys(message))
             self._next()
         else:
             raise RemoteError("not_for_me", f"{type(message).__name__} from {peer}")
+
+    def _hint(self, message: Skip) -> None:
+        """The head's word goes on in band, ahead of the ops that it will mark: what they wait
+        behind is of no use either. A use that has no row here is over, or has yet to come."""
+        if self.index == 0:
+            self.ring.hint(message.use)
+        elif self.ring.holds(message.use):
+            self.ring.fail(message.use, CANCELLED)
+        if not self.tail and self.ring.holds(message.use):
+            self.context.send(self.onward, message, bulk=True)
 
     def _take_open(self, message: Open) -> None:
         """From its arrival on, older terms are refused: what still queues of them is dropped."""
@@ -118,13 +131,29 @@ class PrefillNode(Actor):
 
     def _next(self) -> None:
         while self.queue and not self.computing:
-            message, blobs, since = self.queue.popleft()
+            message = self.queue[0][0]
+            if isinstance(message, Prefill):
+                if not (pack := self._pack()):
+                    return
+                self._run(self._take(pack))
+                continue
+            self.queue.popleft()
             if isinstance(message, Open):
                 self._pass_open(message)
-            elif isinstance(message, Close):
-                self._pass_close(message)
             else:
-                self._op(message, blobs, since)
+                self._pass_close(message)
+
+    def _pack(self) -> list[tuple[Prefill, tuple[Blob, ...], float]]:
+        """The ops at the queue's front that are computed at once; none until the last of them is
+        here. Nothing but ops may stand between them, so all else ends a pack, too."""
+        pack = []
+        for message, blobs, since in self.queue:
+            if not isinstance(message, Prefill):
+                return pack
+            pack.append((message, blobs, since))
+            if not message.more:
+                return pack
+        return []
 
     def _pass_open(self, message: Open) -> None:
         """Pass OPEN on only if the KV link works too, so that its return proves both."""
@@ -156,72 +185,94 @@ class PrefillNode(Actor):
         if end.term == self.ring.term:  # else OPENED says it
             self.context.send(self.owner, end, bulk=True)
 
-    def _op(self, op: Prefill, blobs: tuple[Blob, ...], since: float) -> None:
-        if why := self.ring.begin(op):
-            self.ring.fail(op.use, f"{self.node.name}: {why}")
-        waited = self.context.now() - since
-        if not op.skip and len(blobs) != 1:
-            self.ring.fail(op.use, f"{self.node.name}: an op without its payload")
-        if op.restore and len(op.restore) * self.topology.chunk != op.start:
-            self.ring.fail(op.use, f"{self.node.name}: {len(op.restore)} blocks for {op.start}")
-        if skip := self.ring.skip(op):
-            self.spoilt.add(op.use)
-            self._pass_op(op, skip, (), (waited, 0.0))
-            return
-        self._compute(op, blobs[0], waited)
+    def _take(self, pack: Sequence[tuple[Prefill, tuple[Blob, ...], float]]) -> list[Taken]:
+        """Take the front of the queue on."""
+        taken = []
+        for op, blobs, since in pack:
+            self.queue.popleft()
+            if why := self.ring.begin(op):
+                self.ring.fail(op.use, f"{self.node.name}: {why}")
+            if not op.skip and len(blobs) != 1:
+                self.ring.fail(op.use, f"{self.node.name}: an op without its payload")
+            if op.restore and len(op.restore) * self.topology.chunk != op.start:
+                self.ring.fail(op.use, f"{self.node.name}: {len(op.restore)} blocks for {op.start}")
+            x = blobs[0] if blobs else NOTHING
+            taken.append(Taken(op, x, self.ring.skip(op), self.context.now() - since))
+        return taken
 
-    def _compute(self, op: Prefill, x: Blob, waited: float) -> None:
+    def _run(self, taken: list[Taken]) -> None:
+        todo = [t for t in taken if not t.skip]
+        if not todo:
+            for t in taken:
+                self._skipped(t)
+            return
         started = self.context.now()
         self.computing = True
 
-        def done(results: Results, error: BaseException | None) -> None:
+        def done(results: list[Results], error: BaseException | None) -> None:
             self.computing = False
-            spans = (waited, self.context.now() - started)
-            if error is None:
-                self._ahead()
-            self._computed(op, results, error, spans)
+            if error is not None:
+                raise error
+            took = self.context.now() - started
+            ahead = [] if any(isinstance(r, Exception) for r in results) else self._ahead()
+            if any(not t.skip for t in ahead):
+                self._run(ahead)
+                ahead = []
+            self._leave(taken, iter(results), took)
+            if ahead:
+                self._run(ahead)
             self._next()
 
-        self.context.submit(lambda p: [*self._restore(op, p), self._forward(op, x, p)], done)
+        chunk = self.topology.chunk
+        self.context.submit(lambda p: compute(self.engine, chunk, todo, p), done)
 
-    def _forward(self, op: Prefill, x: Blob, progress: Progress) -> tuple[Prefill, Forwarded]:
-        return op, self.engine.forward(op.use.slot, op.start, x, progress)
+    def _leave(self, taken: Sequence[Taken], results: Iterator[Results], took: float) -> None:
+        """What was taken on together, in its order; ``results`` are of what was not skipped."""
+        tokens = sum(t.op.stop - t.op.start for t in taken if not t.skip)
+        for t in taken:
+            if t.op.ring.term != self.ring.term:
+                return  # a newer OPEN waits in the queue: nothing of this term leaves any more
+            if t.skip:
+                self._skipped(t)
+                continue
+            # of what a pack takes, an op computes its share and waits for that of the others
+            share = took * (t.op.stop - t.op.start) / tokens
+            self._computed(t.op, next(results), (t.waited + took - share, share))
 
-    def _ahead(self) -> None:
-        """Let the next op compute while the results of the last one leave. Only an op that will be
-        computed: whatever else is next is passed on, and must leave behind them."""
-        if not self.queue or not isinstance(self.queue[0][0], Prefill):
-            return
-        op, blobs, since = self.queue[0]
-        plain = len(blobs) == 1 and not op.restore and not self.ring.skip(op)
-        if plain and not self.ring.begin(op):
-            self.queue.popleft()
-            self._compute(op, blobs[0], self.context.now() - since)
+    def _ahead(self) -> list[Taken]:
+        """What may compute while the results of the last op leave. Only ops that will be computed:
+        whatever else is next is passed on, and must leave behind them."""
+        pack = self._pack()
+        plain = all(len(b) == 1 and not op.restore and not self.ring.skip(op) for op, b, _ in pack)
+        return self._take(pack) if plain else []
 
-    def _computed(
-        self,
-        op: Prefill,
-        results: Results,
-        error: BaseException | None,
-        spans: tuple[float, float],
-    ) -> None:
+    def _skipped(self, t: Taken) -> None:
+        self.spoilt.add(t.op.use)
+        self._pass_op(t.op, t.skip, (), (t.waited, 0.0))
+        spans = {"waited": t.waited, "computed": 0.0, "sent": 0.0}
+        self.context.event("op_computed", **_keys(t.op), skip=t.skip, **spans)
+
+    def _computed(self, op: Prefill, results: Results, spans: tuple[float, float]) -> None:
         self.ops += 1
-        if op.ring.term != self.ring.term:
-            return  # a newer OPEN waits in the queue: nothing of this term leaves any more
-        if error is not None:
-            self._failed(op, f"{type(error).__name__}: {error}")
-        # a use that is failed by now was not when this op was begun: see _ahead
-        wanted = error is None and op.use not in self.ring.failed
-        for part, made in results if wanted else ():
-            if part.start >= op.cached:  # what is below the owner has
-                self._put_kv(part, made)
-        why = self.ring.failed.get(op.use, "")
-        if why:
+        handed = self.context.now()
+        if isinstance(results, Exception):
+            self._failed(op, f"{type(results).__name__}: {results}")
+        # not so when it was begun: it failed meanwhile (see _ahead), or was cancelled, and whoever
+        # comes behind it need not wait until every other stage has computed it too
+        why = self.ring.skip(op)
+        activations: tuple[Blob, ...] = ()
+        if why or isinstance(results, Exception):
             self.spoilt.add(op.use)  # the coordinator hears of it, and counts nothing as kept
-        self._pass_op(op, why, () if why or self.tail else (results[-1][1].activations,), spans)
+        else:
+            for part, made in results:
+                if part.start >= op.cached:  # what is below the owner has
+                    self._put_kv(part, made)
+            why = self.ring.failed.get(op.use, "")
+            activations = () if why or self.tail else (results[-1][1].activations,)
+        self._pass_op(op, why, activations, spans)
         self.context.event(
-            "op_computed", att=op.att, use=op.use, seq=op.seq, start=op.start, stop=op.stop,
-            waited=spans[0], computed=spans[1],
+            "op_computed", **_keys(op), skip=why, waited=spans[0], computed=spans[1],
+            sent=self.context.now() - handed,
         )  # fmt: skip
 
     def _put_kv(self, op: Prefill, result: Forwarded) -> None:
@@ -265,18 +316,6 @@ class PrefillNode(Actor):
 
     # ---- the prefix cache --------------------------------------------------------------------
 
-    def _restore(self, op: Prefill, progress: Progress) -> Iterator[tuple[Prefill, Forwarded]]:
-        """Begin the row with what this stage kept. What the owner lacks of it is like the result of
-        ops that were computed before."""
-        if not op.restore:
-            return
-        self.engine.restore(op.use.slot, op.restore, progress)
-        for start in range(op.cached, op.start, self.topology.chunk):
-            stop = start + self.topology.chunk
-            k, v = self.engine.kv(op.use.slot, start, stop)
-            progress.bump()
-            yield replace(op, start=start, stop=stop, last=False), Forwarded(NOTHING, k, v, NOTHING)
-
     def _keep(self, message: Close) -> None:
         """No op that may use this row comes before it in the worker's queue."""
         row, first, blocks = message.use.slot, message.first, message.keep
@@ -294,3 +333,8 @@ class PrefillNode(Actor):
         """A block that could not be filled holds nothing: who should restore it fails by name."""
         if error is not None:
             self.context.event("prefix_not_kept", why=f"{type(error).__name__}: {error}")
+
+
+def _keys(op: Prefill) -> dict[str, Any]:
+    """What the log says of an op."""
+    return {"att": op.att, "use": op.use, "seq": op.seq, "start": op.start, "stop": op.stop}

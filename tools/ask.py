@@ -194,7 +194,10 @@ def _question(args: argparse.Namespace, prompt: str) -> tuple[Ask, tuple[Blob, .
 
 def _bias(text: str) -> Bias:
     token, _, value = text.partition("=")
-    return Bias(int(token), float(value))
+    try:
+        return Bias(int(token), float(value))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text}: must be ID=V, two numbers") from None
 
 
 def _guide(args: argparse.Namespace) -> tuple[Blob, ...]:

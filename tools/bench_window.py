@@ -39,6 +39,7 @@ TAU, TOY_CHUNK, TOY_VOCAB = 0.020, 16, 256
 LONG, PAIR = 64, 2  # S7 and cancel: chunks of the long prompt; stages
 LENGTHS, MODEL_HOPS, CHUNK = (2048, 8192), (0.0, 0.025), 128
 SCALES = (1, 2, 4, 8)  # a model's prompts are divided by these, until its run fits its budget
+SHORT, PACKED = 16, 16  # S8: tokens of a prompt, prompts
 PROBE = 4  # chunks; a shorter prompt would say little of a window
 LOADED, STREAMS, TEXTS = 64, 256, 32  # stages, prompts at once, different prompts
 LOAD_DEPTH = "64"
@@ -133,6 +134,7 @@ def run(args: argparse.Namespace) -> int:
                     else:
                         budget = args.budget
                         _real(model, size, budget, directories, interrupts, status.update, found)
+                        _packing(model, size, directories, interrupts, status.update, found)
                 if args.load:
                     _load(args.load, next(directories), interrupts, status.update, found)
         except KeyboardInterrupt:
@@ -238,6 +240,21 @@ def _real(
                     measure.depths(asker, prompt, measure.same(), size.depths, size.repeats, tell),
                 )
                 found.add([r | {"scale": scale} for r in rows])
+
+
+def _packing(
+    model: Model, size: Size, directories: Iterator[Path], interrupts: Interrupts, say: Say,
+    found: Found,
+) -> None:  # fmt: skip
+    """S8: as many short prompts at once as there are source slots and lanes."""
+    prompts = [measure.prompt(i, SHORT, model.vocab) for i in range(PACKED)]
+    name = f"{model.name} {PAIR} stages, {PACKED} prompts of {SHORT} tokens at once"
+    say(f"{name}: starting")
+    ring = Ring(model.name, PAIR, CHUNK, CHUNK, slots=PACKED)
+    with running(ring, next(directories), interrupts) as asker:
+        say(name)
+        ran = measure.packs(asker, prompts, measure.same(), size.repeats)
+        found.extra.append(report.packed(name, ran))
 
 
 def _load(seconds: float, directory: Path, interrupts: Interrupts, say: Say, found: Found) -> None:

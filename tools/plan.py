@@ -77,11 +77,11 @@ class Queues:
 
 
 def queues(topology: Topology) -> Queues:
-    """Ring: the window's ops, a CLOSE for each source slot, one OPEN. KV: the chunks and the END of
-    each slot, one OPENED."""
+    """Ring: the window's ops, and those that packs add, at most one for each source slot; a CLOSE
+    for each, one OPEN. KV: the chunks and the END of each slot, one OPENED."""
     chunks = -(-topology.model.max_tokens // topology.chunk)
     slots = topology.source_slots
-    return Queues(topology.most_ops() + slots + 1, slots * (chunks + 1) + 1)
+    return Queues(topology.most_ops() + 2 * slots + 1, slots * (chunks + 1) + 1)
 
 
 def table(topology: Topology, spec: ModelSpec | None) -> str:
@@ -111,7 +111,8 @@ def table(topology: Topology, spec: ModelSpec | None) -> str:
         "",
         f"model {m.name}, {m.layers} layers; a slot holds {m.max_tokens} tokens in chunks of "
         f"{topology.chunk}; {topology.source_slots} source slot(s), {lanes}",
-        f"window: {depth} ops or {_mib(topology.prefill_bytes)}, {topology.prefill_order}; "
+        f"window: {depth} ops or {_mib(topology.prefill_bytes)}, {topology.prefill_order}, "
+        f"packing {topology.packing}; "
         f"longest queues: {q.ring} messages on a ring link, {q.kv} on a KV link",
         *([caches] if device or kept else []),
     ]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from zpd import lanecache, prefetch, ringcache
+from zpd import lanecache, packing, prefetch, ringcache
 from zpd.confighttp import read_http
 from zpd.configkeys import Key, Problems, flag, one_of, read_table, seconds, suggest, text, whole
 from zpd.confignodes import DTYPES, NAME, NODE, check_nodes
@@ -39,6 +39,8 @@ SECTIONS: dict[str, dict[str, Key]] = {
         "name": Key(NAME),
         "run_dir": Key(text, Topology.run_dir),
         "log_level": Key(one_of(*LEVELS), Topology.log_level),
+        "log_bytes": Key(whole(0, 2**40), Topology.log_bytes),
+        "log_files": Key(whole(1, 1000), Topology.log_files),
         "expose": Key(flag, Topology.expose),
     },
     "model": {
@@ -53,6 +55,7 @@ SECTIONS: dict[str, dict[str, Key]] = {
         "depth": Key(_depth, Topology.prefill_depth),
         "order": Key(one_of(*POLICIES), Topology.prefill_order),
         "bytes": Key(whole(1, 2**40), Topology.prefill_bytes),
+        "packing": Key(one_of(*packing.MODES), Topology.packing),
         "prefix_cache_tokens": Key(whole(0, 2**31), Topology.stage_cache_tokens),
     },
     "decode": {
@@ -135,6 +138,7 @@ def parse(data: Mapping[str, Any], problems: Problems, prefetch_next: bool = Fal
         prefill_depth=s["prefill"]["depth"],
         prefill_order=s["prefill"]["order"],
         prefill_bytes=s["prefill"]["bytes"],
+        packing=s["prefill"]["packing"],
         lanes=s["decode"]["lanes"],
         source_slots=s["decode"]["source_slots"],
         routing=s["decode"]["routing"],
@@ -147,6 +151,8 @@ def parse(data: Mapping[str, Any], problems: Problems, prefetch_next: bool = Fal
         checksum=s["links"]["checksum"],
         run_dir=s["topology"]["run_dir"],
         log_level=s["topology"]["log_level"],
+        log_bytes=s["topology"]["log_bytes"],
+        log_files=s["topology"]["log_files"],
         expose=s["topology"]["expose"],
         timeouts=Timeouts(**s["timeouts"]),
     )

@@ -47,10 +47,17 @@ class Refused:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """Both ways on every session. ``work`` must move while ``busy``, or the node is stalled."""
+    """Both ways on every session. ``work`` must move while ``busy``, or the node is stalled.
+
+    For the offset of clocks (``zpd.clocks``): when it was ``sent``, by the sender's monotonic
+    clock; ``echo``: what the last one heard on this session said there, ``held`` seconds before.
+    """
 
     work: int
     busy: bool
+    sent: float = 0.0
+    echo: float = 0.0
+    held: float = 0.0
 
 
 # ---- reservation: coordinator and decode node, control ---------------------------------------
@@ -58,8 +65,8 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Reserve:
-    """C -> D: queue for a source slot. Blob 0: prompt token ids, int32 [n_prompt]; blob 1: the
-    guide, as in Ask, if there is one."""
+    """C -> D: queue for a source slot, by (priority, arrival). Blob 0: prompt token ids, int32
+    [n_prompt]; blob 1: the guide, as in Ask, if there is one."""
 
     att: Attempt
     ring: Ring
@@ -67,6 +74,7 @@ class Reserve:
     max_tokens: int
     sampling: Sampling
     eos_ids: tuple[int, ...]
+    priority: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,7 @@ class ReserveLane:
     max_tokens: int
     sampling: Sampling
     eos_ids: tuple[int, ...]
+    priority: int = 0
 
 
 @dataclass(frozen=True)
@@ -164,7 +173,8 @@ class Prefill:
     the node that failed and its error). ``spans``: per stage passed so far, seconds waited and
     seconds computed, in ring order. ``cached`` as in Grant. ``restore``, in a prompt's first op
     only: the blocks that hold its KV [0, start), one for each chunk; each stage copies them into
-    its row, and sends D of it what D lacks.
+    its row, and sends D of it what D lacks. ``more``: the op behind it is of the same pack, all of
+    which a stage computes at once; each has its own prompt, its own KV and its own reply.
     """
 
     ring: Ring
@@ -178,6 +188,7 @@ class Prefill:
     spans: tuple[float, ...] = ()
     cached: int = 0
     restore: tuple[Block, ...] = ()
+    more: bool = False
 
 
 @dataclass(frozen=True)
@@ -208,7 +219,8 @@ class Close:
 
 @dataclass(frozen=True)
 class Skip:
-    """C -> head, control: a hint that the ops of this use need not be computed."""
+    """C -> head, control: a hint that the ops of this use need not be computed. Head -> ... ->
+    tail, bulk: the same of those that have left it already."""
 
     use: Use
 

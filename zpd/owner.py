@@ -71,20 +71,24 @@ class Owner:
     # ---- the coordinator's events --------------------------------------------------------
 
     def reserve(
-        self, now: float, att: Attempt, ring: Ring, n_prompt: int, prompt: tuple[int, ...] = ()
-    ) -> list[Action]:
+        self, now: float, att: Attempt, ring: Ring, n_prompt: int, prompt: tuple[int, ...] = (),
+        priority: int = 0,
+    ) -> list[Action]:  # fmt: skip
         """RESERVE: queue, and grant what can be granted. The cache alone looks at ``prompt``."""
         if ring.term < self.term:
             return [Ended(att, "stale_term", f"term {ring.term} is older than {self.term}")]
         if len(ring.stages) != len(self.writers):
             return [Ended(att, "stale_term", f"{len(ring.stages)} stages, not {len(self.writers)}")]
         actions = self._newest(ring.term)
-        self.queue.append(Waiting(att, ring, n_prompt, now, prompt))
+        self._queue(Waiting(att, ring, n_prompt, now, prompt, priority=priority))
         return [*actions, *self._grant(now)]
 
-    def reserve_lane(self, now: float, att: Attempt, n_prompt: int) -> list[Action]:
+    def reserve_lane(
+        self, now: float, att: Attempt, n_prompt: int, priority: int = 0
+    ) -> list[Action]:
         """RESERVE_LANE: the same queue, but no slot, no writer and no ring."""
-        self.queue.append(Waiting(att, Ring(NO_TERM, ()), n_prompt, now, local=True))
+        ring = Ring(NO_TERM, ())
+        self._queue(Waiting(att, ring, n_prompt, now, local=True, priority=priority))
         return self._grant(now)
 
     def release(self, now: float, att: Attempt, reason: str, never_sent: bool) -> list[Action]:
@@ -227,6 +231,11 @@ class Owner:
 
     # ---- inside --------------------------------------------------------------------------
 
+    def _queue(self, waiting: Waiting) -> None:
+        """Behind all who are as urgent: by (priority, arrival)."""
+        behind = (i for i, w in enumerate(self.queue) if w.priority > waiting.priority)
+        self.queue.insert(next(behind, len(self.queue)), waiting)
+
     def _fences(self, slot: Slot, epoch: int) -> bool:
         """A fence may be set now."""
         if slot.reservation.epoch != epoch or slot.free or slot.held:
@@ -251,8 +260,8 @@ class Owner:
         return [Ended(w.att, "stale_term", f"{w.ring.term} < {self.term}") for w in stale]
 
     def _grant(self, now: float) -> list[Action]:
-        """The grant rule: FIFO, while a slot is free and the grants not yet imported (orphans
-        included) are fewer than the free lanes, plus one with prefetch."""
+        """The grant rule: in the queue's order, while a slot is free and the grants not yet
+        imported (orphans included) are fewer than the free lanes, plus one with prefetch."""
         actions: list[Action] = []
         while self.queue:
             if self.queue[0].local:

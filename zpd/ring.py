@@ -7,6 +7,8 @@ from enum import StrEnum
 from zpd.ids import NO_TERM, Ring, Term, Use
 from zpd.messages import Open, Prefill
 
+CANCELLED = "cancelled"  # why the ops of a request that was given up are not computed
+
 
 class RingState(StrEnum):
     CLOSED = "closed"  # a part is missing: ``why`` says which
@@ -123,7 +125,7 @@ class StageRing:
         if op.use in self.failed:
             return self.failed[op.use]
         if self.index == 0 and self.hints.get(op.use.slot) == op.use:
-            return "cancelled"
+            return CANCELLED
         return ""
 
     def fail(self, use: Use, why: str) -> None:

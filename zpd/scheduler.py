@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from zpd import routing
+from zpd import packing, routing
 from zpd.attempt import Live, Phase, Request
 from zpd.decisions import Action, Finished, Grew, Refusal, Routed, Send
 from zpd.depth import AutoDepth
@@ -60,7 +60,7 @@ class Scheduler:
         self.stages = tuple(s.name for s in topology.stages)
         self.head = self.stages[0]
         self.incarnation = incarnation
-        self.bytes_per_token = op_bytes_per_token
+        self.per_token = op_bytes_per_token
         self.sizer = AutoDepth(len(self.stages)) if topology.prefill_depth == AUTO else None
         depth = topology.prefill_depth if self.sizer is None else self.sizer.depth
         self.window = Window(depth, topology.prefill_bytes)
@@ -142,7 +142,8 @@ class Scheduler:
         choice = None if self.router is None else self._choose(now, len(request.prompt))
         route = REMOTE if choice is None else choice.route
         live = self.live[att] = Live(request, att, now, route, progress=now)
-        n, rest = live.n_prompt, (request.max_tokens, request.sampling, request.eos_ids)
+        asked = (request.max_tokens, request.sampling, request.eos_ids, request.priority)
+        n, rest = live.n_prompt, asked
         message = Reserve(att, self.ring.ring, n, *rest)
         send = Send(
             self.owner, ReserveLane(att, n, *rest) if live.local else message, request.prompt
@@ -369,40 +370,58 @@ class Scheduler:
         return None
 
     def _refill(self, now: float) -> list[Action]:
-        """Send ops while there is credit, in the order that the policy gives the streams."""
+        """Send ops while there is credit: the most urgent streams first, in the order that the
+        policy gives them."""
         actions: list[Action] = []
-        while self.ring.state is RingState.OPEN:
-            # dicts keep the order of the attempts, so of the grants
-            waiting = [x for x in self.live.values() if x.phase is Phase.PREFILL and not x.closed]
-            streams = [x for x in waiting if x.use is not None]  # else it is prefilled in its lane
-            if not streams:
-                break
-            live = self.order.choose(streams)
-            start, stop = live.sent, min(live.sent + self.topology.chunk, live.n_prompt)
-            nbytes = (stop - start) * self.bytes_per_token
-            if live.use is None or not self.window.has_credit(nbytes):
-                break
+        while self.ring.state is RingState.OPEN and (pack := self._pack()):
             if not self.window:
                 self.window_moved = now
-            restore = NOTHING
-            if self.kept and not start:
-                restore = self.kept.restore(live.att, live.request.prompt)
-                start = live.restored = len(restore) * self.topology.chunk
-                stop = min(start + self.topology.chunk, live.n_prompt)
-            self.order.took(live)
-            self.seq += 1
-            op = Prefill(
-                self.ring.ring, live.use, live.att, self.seq, start, stop, stop == live.n_prompt,
-                cached=live.cached, restore=restore,
-            )  # fmt: skip
-            self.window.send(_key(op), nbytes, now)
-            if self.router is not None:
-                self.router.sent(now, op.seq, op.att, stop - start)
-            live.sent = stop
-            actions.append(Send(self.head, op, live.request.prompt[start:stop], bulk=True))
-            if stop == live.n_prompt:
-                actions.append(self._close(live, live.use))
+            actions += [self._op(now, x, more=x is not pack[-1]) for x in pack]
+            over = [x for x in pack if x.sent == x.n_prompt]
+            actions += [self._close(x, x.use) for x in over if x.use is not None]
         return actions
+
+    def _pack(self) -> list[Live]:
+        """Whose next chunk goes out now: the stream whose turn it is, and with a short prompt those
+        whose turns come next, as long as they are short prompts too and fit in its chunk."""
+        pack: list[Live] = []
+        chunk, total = self.topology.chunk, 0
+        # dicts keep the order of the attempts, so of the grants; without a use, it is prefilled in
+        # its lane
+        waiting = [x for x in self.live.values() if x.phase is Phase.PREFILL and x.use is not None]
+        streams = [x for x in waiting if not x.closed]
+        while streams:
+            urgent = min(x.request.priority for x in streams)
+            live = self.order.choose([x for x in streams if x.request.priority == urgent])
+            total += min(live.n_prompt - live.sent, chunk)
+            short = self.topology.packing != packing.OFF and live.n_prompt < chunk
+            if pack and not (short and total <= chunk and self.window.fits(total * self.per_token)):
+                break
+            if not pack and not self.window.has_credit(total * self.per_token):
+                break
+            self.order.took(live)
+            pack.append(live)
+            streams = [x for x in streams if x is not live] if short else []
+        return pack
+
+    def _op(self, now: float, live: Live, more: bool) -> Send:
+        """The next op of a stream; the window has credit for it."""
+        assert live.use is not None
+        start, restore = live.sent, NOTHING
+        if self.kept and not start:
+            restore = self.kept.restore(live.att, live.request.prompt)
+            start = live.restored = len(restore) * self.topology.chunk
+        stop = min(start + self.topology.chunk, live.n_prompt)
+        self.seq += 1
+        op = Prefill(
+            self.ring.ring, live.use, live.att, self.seq, start, stop, stop == live.n_prompt,
+            cached=live.cached, restore=restore, more=more,
+        )  # fmt: skip
+        self.window.send(_key(op), (stop - start) * self.per_token, now, more)
+        if self.router is not None:
+            self.router.sent(now, op.seq, op.att, stop - start)
+        live.sent = stop
+        return Send(self.head, op, live.request.prompt[start:stop], bulk=True)
 
     def _close(self, live: Live, use: Use) -> Send:
         live.closed = True

@@ -2,9 +2,7 @@
 
 ``codec(annotation, where)`` gives a pair of functions: ``pack`` (value -> plain value that msgpack
 can carry) and ``unpack`` (plain value -> value). Both check, by the same rules, so nothing leaves
-that a peer would refuse. Walking annotations is slow, so it happens at import; a message then
-costs a few calls of small closures. What is common and plainly right takes a short way through
-them; all else goes the long way, which alone says what is wrong.
+that a peer would refuse. Walking annotations is slow, so it happens at import.
 """
 
 from __future__ import annotations
@@ -61,119 +59,43 @@ def codec(kind: Any, where: str) -> Codec:
 
 def as_list(cls: Any, where: str) -> Codec:
     """A NamedTuple as a list of its fields, in order."""
-    hints = get_type_hints(cls)
-    parts = [codec(kind, f"{where}.{n}") for n, kind in hints.items()]
-    packs, unpacks = [c.pack for c in parts], [c.unpack for c in parts]
+    parts = [codec(kind, f"{where}.{n}") for n, kind in get_type_hints(cls).items()]
     count = len(parts)
     new = tuple.__new__
 
     def pack(value: Any) -> Any:
         if not isinstance(value, cls):
             raise SchemaError(f"{where}: {shown(value)} is not {cls.__name__}")
-        return [pack_one(v) for pack_one, v in zip(packs, value, strict=True)]
+        return [part.pack(v) for part, v in zip(parts, value, strict=True)]
 
     def unpack(plain: Any) -> Any:
         if type(plain) is not tuple or len(plain) != count:
             raise SchemaError(f"{where}: {shown(plain)} is not a list of {count}")
-        return new(cls, [unpack_one(v) for unpack_one, v in zip(unpacks, plain, strict=True)])
-
-    def pack_whole(value: Any) -> Any:
-        if type(value) is cls:
-            for v in value:
-                if type(v) is not int or v >> BITS:
-                    return pack(value)
-            return value
-        return pack(value)
-
-    def unpack_whole(plain: Any) -> Any:
-        if type(plain) is tuple and len(plain) == count:
-            for v in plain:
-                if type(v) is not int or v >> BITS:
-                    return unpack(plain)
-            return new(cls, plain)
-        return unpack(plain)
-
-    if all(kind is int for kind in hints.values()):
-        return Codec(pack_whole, unpack_whole)
-    return _remembering(Codec(pack, unpack))
-
-
-def _remembering(slow: Codec) -> Codec:
-    """The same, but what came last is not looked at again: a ring is the same for many ops, and
-    what it is made of never changes."""
-    nothing = object()  # equals nothing that can come
-    packed: tuple[Any, Any] = (nothing, None)  # value, plain
-    unpacked: tuple[Any, Any] = (nothing, None)  # plain, value
-
-    def pack(value: Any) -> Any:
-        nonlocal packed
-        known, plain = packed
-        if value is not known:
-            plain = slow.pack(value)
-            packed = (value, plain)
-        return plain
-
-    def unpack(plain: Any) -> Any:
-        nonlocal unpacked
-        known, value = unpacked
-        if plain == known and _integers(plain):  # since True == 1 == 1.0
-            return value
-        value = slow.unpack(plain)
-        unpacked = (plain, value)
-        return value
+        return new(cls, [part.unpack(v) for part, v in zip(parts, plain, strict=True)])
 
     return Codec(pack, unpack)
-
-
-def _integers(plain: Any) -> bool:
-    """Whether a list, and every list in it, holds nothing but lists and integers."""
-    for v in plain:
-        if type(v) is not int and (type(v) is not tuple or not _integers(v)):
-            return False
-    return True
 
 
 def as_map(cls: Any, where: str) -> Codec:
     """A dataclass as a map from field name to value: every field, and no other."""
     hints = get_type_hints(cls)
-    order = tuple(f.name for f in dataclasses.fields(cls))
-    parts = [(n, codec(hints[n], f"{where}.{n}")) for n in order]
-    packs = [(n, c.pack) for n, c in parts]
-    unpacks = [(n, c.unpack) for n, c in parts]
-    names = frozenset(order)
-    # Whole numbers are most of what travels: they are looked at together.
-    whole = [n for n in order if hints[n] is int and n not in OR_OFF]
-    other_packs = [(n, f) for n, f in packs if n not in whole]
-    other_unpacks = [(n, f) for n, f in unpacks if n not in whole]
+    parts = {f.name: codec(hints[f.name], f"{where}.{f.name}") for f in dataclasses.fields(cls)}
     make = maker(cls)
 
     def pack(value: Any) -> dict[str, Any]:
         if not isinstance(value, cls):
             raise SchemaError(f"{where}: {shown(value)} is not {cls.__name__}")
-        found = dict(vars(value))
-        for n, pack_one in other_packs if plainly_whole(found) else packs:
-            found[n] = pack_one(found[n])
-        return found
+        return {n: part.pack(getattr(value, n)) for n, part in parts.items()}
 
     def unpack(plain: Any) -> Any:
         if type(plain) is not dict:
             raise SchemaError(f"{where}: {shown(plain)} is not a map")
-        if tuple(plain) != order and plain.keys() != names:
-            unknown, missing = plain.keys() - names, names - plain.keys()
+        if plain.keys() != parts.keys():
+            unknown, missing = plain.keys() - parts.keys(), parts.keys() - plain.keys()
             said = [f"no field {n}" for n in sorted(missing)]
             said += sorted(f"unknown field {shown(n)}" for n in unknown)
             raise SchemaError(f"{where}: {', '.join(said)[:200]}")
-        found = plain if tuple(plain) == order else {n: plain[n] for n in order}
-        for n, unpack_one in other_unpacks if plainly_whole(found) else unpacks:
-            found[n] = unpack_one(found[n])
-        return make(found)
-
-    def plainly_whole(found: dict[str, Any]) -> bool:
-        for n in whole:
-            v = found[n]
-            if type(v) is not int or v >> BITS:
-                return False
-        return True
+        return make({n: part.unpack(plain[n]) for n, part in parts.items()})
 
     return Codec(pack, unpack)
 

@@ -33,6 +33,7 @@ class Waiting:
     since: float
     prompt: tuple[int, ...] = ()  # only where a cache looks at it
     local: bool = False  # prefilled in its lane: it needs no slot, and no ring
+    priority: int = 0  # lower goes first
 
 
 @dataclass

@@ -13,7 +13,7 @@ from math import ceil
 from types import MappingProxyType
 from typing import Any
 
-from zpd import address, depth, lanecache, prefetch
+from zpd import address, depth, lanecache, packing, prefetch
 from zpd.sums import OFF
 
 ROLES = ("coordinator", "prefill", "decode", "http")
@@ -93,6 +93,7 @@ class Topology:
     prefill_depth: int = AUTO  # ops outstanding; AUTO: as many as are of use, by zpd.depth
     prefill_order: str = "fifo"  # of chunks across streams, by zpd.order
     prefill_bytes: int = 64 * 2**20  # payload bytes outstanding
+    packing: str = packing.AUTO  # whether short prompts are computed at once, by zpd.packing
     lanes: int = 1
     source_slots: int = 1
     routing: str = prefetch.REMOTE  # who prefills: the ring, the decode node ("local"), or "cost"
@@ -105,6 +106,8 @@ class Topology:
     checksum: str = OFF  # of every blob, one of zpd.sums.CHECKSUMS
     run_dir: str = "runs"
     log_level: str = "info"
+    log_bytes: int = 256 * 2**20  # a log file is full; 0: never ...
+    log_files: int = 8  # ... and so many of a node are kept
     expose: bool = False  # nodes may bind where other machines can connect; links are plain text
     timeouts: Timeouts = field(default_factory=Timeouts)
 
@@ -200,6 +203,7 @@ class Topology:
             "chunk": str(self.chunk),
             "depth": str(self.prefill_depth or "auto"),
             "bytes": str(self.prefill_bytes),
+            "packing": self.packing,
             "lanes": str(self.lanes),
             "source_slots": str(self.source_slots),
             "kv_transport": " ".join(self.kv_transport(s) for s in ring),

@@ -19,12 +19,14 @@ class _Op(NamedTuple):
     key: Any
     nbytes: int
     sent: float  # when, in seconds
+    more: bool  # the next one is of the same pack
 
 
 class Window:
     """At most ``depth`` ops and ``max_bytes`` payload bytes outstanding; replies FIFO.
 
-    One op may always go out, even one larger than ``max_bytes``: else it could never be sent.
+    One op may always go out, even one larger than ``max_bytes``: else it could never be sent. Ops
+    of a pack, which a stage computes at once, count as one; it is back with the last of them.
     """
 
     def __init__(self, depth: int, max_bytes: int) -> None:
@@ -33,22 +35,29 @@ class Window:
         self.nbytes = 0
         self.peak = 0  # most ops ever outstanding, for the status
         self._ops: deque[_Op] = deque()
+        self._count = 0  # of those that no other one of their pack is behind
 
     def __len__(self) -> int:
-        return len(self._ops)
+        return self._count
 
     def has_credit(self, nbytes: int) -> bool:
         if not self._ops:
             return True
-        return len(self._ops) < self.depth and self.nbytes + nbytes <= self.max_bytes
+        return len(self) < self.depth and self.fits(nbytes)
 
-    def send(self, key: Any, nbytes: int, now: float = 0.0) -> None:
-        """Take credit for one op. Raises ZpdBug without credit."""
+    def fits(self, nbytes: int) -> bool:
+        """So many bytes more would be within ``max_bytes``."""
+        return self.nbytes + nbytes <= self.max_bytes
+
+    def send(self, key: Any, nbytes: int, now: float = 0.0, more: bool = False) -> None:
+        """Take credit for one op. ``more``: the next one is of its pack. Raises ZpdBug without
+        credit."""
         if not self.has_credit(nbytes):
             raise ZpdBug(f"op {key} sent without credit: {len(self)} ops, {self.nbytes} bytes out")
-        self._ops.append(_Op(key, nbytes, now))
+        self._ops.append(_Op(key, nbytes, now, more))
         self.nbytes += nbytes
-        self.peak = max(self.peak, len(self._ops))
+        self._count += not more
+        self.peak = max(self.peak, len(self))
 
     def reply(self, key: Any) -> float:
         """Give the credit of the oldest op back; when it was sent. Raises OutOfOrder if ``key`` is
@@ -58,11 +67,13 @@ class Window:
             raise OutOfOrder(f"reply {key}, but the oldest outstanding is {expected}")
         op = self._ops.popleft()
         self.nbytes -= op.nbytes
+        self._count -= not op.more
         return op.sent
 
     def clear(self) -> int:
         """Forget every outstanding op (the ring's term ended); how many there were."""
-        n = len(self._ops)
+        n = len(self)
         self._ops.clear()
+        self._count = 0
         self.nbytes = 0
         return n

@@ -1,6 +1,6 @@
 """Pure. Room 4: a message with its blobs <-> the frames that carry it. See ``docs/wire.md``.
 
-    [b"ZPD2"] [header: msgpack [envelope, name, fields, blob table]] [raw bytes of each blob...]
+    [b"ZPD3"] [header: envelope, message (``zpd.layout``), blob table] [raw bytes of each blob...]
 
 Two rules: what a peer sent is checked before anything is made of it, and whatever is wrong ends in
 ``RemoteError`` with one of ``REASONS``; a blob's bytes are never copied and never interpreted.
@@ -9,6 +9,7 @@ Two rules: what a peer sent is checked before anything is made of it, and whatev
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from zpd.errors import RemoteError, UserError, ZpdBug
+from zpd.layout import Layout, Values, unpack_reals
 from zpd.messages import (
     MESSAGES,
     Ask,
@@ -32,12 +34,13 @@ from zpd.messages import (
     Status,
     Token,
 )
-from zpd.schema import BITS, MAX_ITEMS, MAX_NAME, SchemaError, as_map, codec, maker, shown
+from zpd.schema import BITS, MAX_ITEMS, SchemaError, codec, maker, shown
 from zpd.sums import OFF, SUMS
 
 Part = bytes | bytearray | memoryview
+Row = tuple[str, tuple[int, ...], int, Any]  # of a blob table: dtype, shape, bytes, checksum
 
-PROTOCOL = 2
+PROTOCOL = 3
 FAMILY = b"ZPD"
 MAGIC = FAMILY + b"%d" % PROTOCOL
 
@@ -144,23 +147,25 @@ class Envelope:
     seq: int
 
 
-_HEAD = {n: codec(kind, f"envelope.{n}") for n, kind in get_type_hints(Envelope).items()}
-_LIST_OF_4 = b"\x94"
-_envelope = maker(Envelope)
 _blob = maker(Blob)
-_FIELDS = {cls: as_map(cls, cls.__name__) for cls in MESSAGES}
-_BY_NAME = {cls.__name__: cls for cls in MESSAGES}
+_LAYOUTS = [Layout(cls, i) for i, cls in enumerate(MESSAGES)]
+_BY_CLASS = {layout.cls: layout for layout in _LAYOUTS}
+_ENVELOPE = {n: codec(kind, f"envelope.{n}") for n, kind in get_type_hints(Envelope).items()}
+_FIXED = list(_ENVELOPE)[:-1]  # what is the same in every message of a session
+_LENGTH = struct.Struct("<H")
+# Rests that were read and found right: most ops differ in their numbers alone.
+_known: dict[tuple[int, bytes], tuple[Values, tuple[Row, ...]]] = {}
+REMEMBERED, SHORT = 256, 512  # how many, and of how many bytes at most
 
 
 def head(envelope: Envelope) -> bytes:
-    """How the header of every message of this session begins, up to its seq. Raises ZpdBug."""
+    """How the header of every message of this session begins. Raises ZpdBug."""
     try:
-        values = [c.pack(getattr(envelope, n)) for n, c in _HEAD.items()]
+        values = {n: c.pack(getattr(envelope, n)) for n, c in _ENVELOPE.items()}
     except SchemaError as error:
         raise ZpdBug(str(error)) from None
-    start: bytes = msgpack.packb(values[:-1])
-    # lists of 4 and of 6 that are not ended yet: what ``encode_in`` adds ends both
-    return _LIST_OF_4 + b"\x96" + start[1:]
+    start: bytes = msgpack.packb([values[n] for n in _FIXED])
+    return _LENGTH.pack(len(start)) + start
 
 
 def encode(
@@ -182,23 +187,36 @@ class Seal:
         self._sum = SUMS.get(checksum)
         self._checksum = checksum
         self._pack: Callable[[Any], bytes] = msgpack.Packer().pack
+        # By class, the last rest and blob table, and what they were packed to.
+        self._last: dict[type, tuple[Values, Sequence[Any], bytes]] = {}
 
     def encode(
         self, seq: int, message: Message, blobs: Sequence[Blob] = ()
     ) -> list[bytes | memoryview]:
         """See ``encode``."""
         cls = type(message)
-        if cls not in _FIELDS:
+        layout = _BY_CLASS.get(cls)
+        if layout is None:
             raise ZpdBug(f"{cls.__name__} is not a message")
         table = self._table(cls, blobs) if blobs or cls in BLOBS else ()
         try:
-            rest = self._pack((seq, cls.__name__, _FIELDS[cls].pack(message), table))
+            numbers, rest, reals = layout.take(message)
+            last = self._last.get(cls)
+            if last is not None and rest == last[0] and table == last[1]:
+                packed = last[2]
+            else:
+                packed = self._pack([*layout.pack_rest(rest), table])
+                if layout.steady:
+                    self._last[cls] = (rest, table, packed)
+            fixed = layout.fixed.pack(layout.number, *numbers, seq, len(packed))
+            header = self._start + fixed + packed + reals
+        except struct.error:
+            raise _wrong_with(cls)(str(layout.wrong(message))) from None
         except UnicodeEncodeError as error:
             said = f"{cls.__name__}: a string is not Unicode: {error.reason}"
             raise _wrong_with(cls)(said) from None
         except SchemaError as error:
             raise _wrong_with(cls)(str(error)) from None
-        header = self._start + rest[1:]  # the first byte says: a list of 4
         if len(header) > MAX_HEADER:
             said = f"{cls.__name__}: a header of {len(header)} bytes; {MAX_HEADER} are allowed"
             raise _wrong_with(cls)(said)
@@ -233,9 +251,21 @@ def decode(frames: Sequence[Part], agreed: str = OFF) -> tuple[Envelope, Message
     A part may be anything with the buffer protocol. ``agreed``: the checksum that the sender must
     put in; OFF: as it likes. Raises RemoteError with one of ``REASONS``.
     """
-    header = _check_parts(frames)
-    values, name, fields, table = _unpack_header(header)
-    return _read_envelope(values), *_read(name, fields, table, frames, agreed)
+    header = bytes(_check_parts(frames))
+    try:
+        (length,) = _LENGTH.unpack_from(header)
+        at = _LENGTH.size + length
+        values = _unpack(header[_LENGTH.size : at])
+        if header[at] >= len(_LAYOUTS):
+            raise RemoteError("message", f"number {header[at]}; protocol {PROTOCOL} has no such")
+        layout = _LAYOUTS[header[at]]
+        *_, seq, _ = numbers = layout.after.unpack_from(header, at + 1)
+        envelope = _read_envelope(values, seq)
+        rest, table, reals = _read_rest(layout, numbers, header, at)
+    except _UNPACK_ERRORS as error:
+        raise RemoteError("header", f"not as allowed: {shown(str(error))}") from None
+    blobs = _read_blobs(table, [memoryview(f) for f in frames[2:]], agreed)
+    return envelope, _made(layout, numbers, rest, reals), blobs
 
 
 def decode_in(
@@ -250,23 +280,25 @@ def decode_in(
     header = frames[1]
     if type(header) is not bytes or len(header) > MAX_HEADER or not header.startswith(start):
         return None
+    at = len(start)
     try:
-        seq, name, fields, table = _unpack(_LIST_OF_4 + header[len(start) :])
+        layout = _LAYOUTS[header[at]]
+        numbers = layout.after.unpack_from(header, at + 1)
+        rest, table, reals = _read_rest(layout, numbers, header, at)
     except _UNPACK_ERRORS:
         return None
-    cls = _BY_NAME.get(name) if type(name) is str else None
-    if cls is None or type(seq) is not int or seq >> BITS:
+    if (seq := numbers[-2]) >> BITS:
         return None
     blobs: tuple[Blob, ...] = ()
-    if count > 2 or table != () or cls in BLOBS:
+    if count > 2 or table:
         parts = [memoryview(f) for f in frames[2:]]
         size = len(MAGIC) + len(header)
         for part in parts:
             size += part.nbytes
         if size > MAX_BYTES:
             return None
-        blobs = _read_blobs(cls, table, parts, agreed)
-    return seq, _read_fields(cls, fields), blobs
+        blobs = _read_blobs(table, parts, agreed)
+    return seq, _made(layout, numbers, rest, reals), blobs
 
 
 def _check_parts(
@@ -290,21 +322,42 @@ def _check_parts(
     return header
 
 
-def _read(
-    name: Any, fields: Any, table: Any, frames: Sequence[Part], agreed: str
-) -> tuple[Message, tuple[Blob, ...]]:
-    if type(name) is not str or name not in _BY_NAME:
-        raise RemoteError("message", f"{shown(name)} is not a message of protocol {PROTOCOL}")
-    cls = _BY_NAME[name]
-    blobs: tuple[Blob, ...] = ()
-    if len(frames) > 2 or table != () or cls in BLOBS:
-        blobs = _read_blobs(cls, table, [memoryview(f) for f in frames[2:]], agreed)
-    return _read_fields(cls, fields), blobs
+def _read_rest(
+    layout: Layout, numbers: Values, header: bytes, at: int
+) -> tuple[Values, tuple[Row, ...], tuple[float, ...]]:
+    """What follows the numbers: the rest, the blob table, the reals."""
+    start = at + layout.fixed.size
+    stop = start + numbers[-1]
+    packed = header[start:stop]
+    if len(packed) != numbers[-1]:
+        raise RemoteError("header", f"{len(packed)} bytes of {numbers[-1]}")
+    known = _known.get((layout.number, packed))
+    if known is None:
+        plain = _unpack(packed)
+        if type(plain) is not tuple or len(plain) != len(layout.rest) + 1:
+            raise RemoteError("header", f"{shown(plain)} is not a list of {len(layout.rest) + 1}")
+        try:
+            known = layout.unpack_rest(plain[:-1]), _read_table(layout.cls, plain[-1])
+        except SchemaError as error:
+            raise RemoteError("field", str(error)) from None
+        if layout.steady and len(packed) <= SHORT:
+            if len(_known) >= REMEMBERED:
+                _known.clear()
+            _known[layout.number, packed] = known
+    reals: tuple[float, ...] = ()
+    if layout.reals:
+        try:
+            reals = unpack_reals(f"{layout.name}.{layout.reals}", header[stop:])
+        except SchemaError as error:
+            raise RemoteError("field", str(error)) from None
+    elif len(header) > stop:
+        raise RemoteError("header", f"{len(header) - stop} bytes more than it says")
+    return *known, reals
 
 
-def _read_fields(cls: type, fields: Any) -> Message:
+def _made(layout: Layout, numbers: Values, rest: Values, reals: tuple[float, ...]) -> Message:
     try:
-        message: Message = _FIELDS[cls].unpack(fields)
+        message: Message = layout.make(numbers, rest, reals)
     except SchemaError as error:
         raise RemoteError("field", str(error)) from None
     return message
@@ -317,43 +370,12 @@ def protocol_of(frames: Sequence[Part]) -> int:
     return int(number) if number != first and number.isdigit() and len(number) <= 4 else 0
 
 
-def _unpack_header(part: Part) -> tuple[Any, Any, Any, Any]:
+def _read_envelope(values: Any, seq: int) -> Envelope:
+    if type(values) is not tuple or len(values) != len(_FIXED):
+        raise RemoteError("envelope", f"{shown(values)} is not a list of {len(_FIXED)}")
+    given = zip(_ENVELOPE.values(), (*values, seq), strict=True)
     try:
-        header = _unpack(part)
-    except _UNPACK_ERRORS as error:
-        raise RemoteError("header", f"not msgpack as allowed: {shown(str(error))}") from None
-    if type(header) is not tuple or len(header) != 4:
-        raise RemoteError("header", f"{shown(header)} is not a list of 4")
-    return header
-
-
-def _read_envelope(values: Any) -> Envelope:
-    if type(values) is tuple and len(values) == len(_HEAD):
-        source, life, target, target_life, session, seq = values
-        if (
-            type(source) is type(target) is str
-            and type(life) is type(target_life) is type(session) is type(seq) is int
-            and not (life | target_life | session | seq) >> BITS
-            and len(source) <= MAX_NAME >= len(target)
-            and source.isascii()
-            and target.isascii()
-        ):
-            made: Envelope = _envelope(
-                {
-                    "source": source, "source_incarnation": life, "target": target,
-                    "target_incarnation": target_life, "session": session, "seq": seq,
-                }
-            )  # fmt: skip
-            return made
-    return _check_envelope(values)
-
-
-def _check_envelope(values: Any) -> Envelope:
-    """The long way, which says what is wrong."""
-    if type(values) is not tuple or len(values) != len(_HEAD):
-        raise RemoteError("envelope", f"{shown(values)} is not a list of {len(_HEAD)}")
-    try:
-        return Envelope(*[c.unpack(v) for c, v in zip(_HEAD.values(), values, strict=True)])
+        return Envelope(*[c.unpack(v) for c, v in given])
     except SchemaError as error:
         raise RemoteError("envelope", str(error)) from None
 
@@ -367,7 +389,9 @@ _unpack = partial(
     max_str_len=MAX_HEADER, max_bin_len=0, max_ext_len=0,
     max_array_len=MAX_ITEMS, max_map_len=MAX_ITEMS,
 )  # fmt: skip
-_UNPACK_ERRORS = (ValueError, TypeError, OverflowError, msgpack.UnpackException)
+_UNPACK_ERRORS = (
+    ValueError, TypeError, OverflowError, IndexError, struct.error, msgpack.UnpackException,
+)  # fmt: skip
 
 
 def _miscount(cls: type, count: int) -> str:
@@ -378,20 +402,30 @@ def _miscount(cls: type, count: int) -> str:
     return f"{cls.__name__} with {count} blobs; {least} to {most} are allowed"
 
 
-def _read_blobs(cls: type, table: Any, parts: list[memoryview], agreed: str) -> tuple[Blob, ...]:
-    if type(table) is not tuple or len(table) != len(parts):
-        raise RemoteError("blob", f"{shown(table)} for {len(parts)} parts is not a blob table")
-    if wrong := _miscount(cls, len(parts)):
+def _read_table(cls: type, table: Any) -> tuple[Row, ...]:
+    """The blob table, checked but for what only the parts can tell."""
+    if type(table) is not tuple:
+        raise RemoteError("blob", f"{shown(table)} is not a blob table")
+    if wrong := _miscount(cls, len(table)):
         raise RemoteError("blob", wrong)
-    blobs = []
-    for i, (row, part) in enumerate(zip(table, parts, strict=True)):
+    for i, row in enumerate(table):
         if type(row) is not tuple or len(row) != 4:
             raise RemoteError("blob", f"blob {i}: {shown(row)} is not a list of 4")
-        dtype, shape, nbytes, said = row
-        if type(nbytes) is not int or nbytes != part.nbytes:
-            raise RemoteError("blob", f"blob {i}: {part.nbytes} bytes came, not {shown(nbytes)}")
+        dtype, shape, nbytes, _ = row
+        if type(nbytes) is not int:
+            raise RemoteError("blob", f"blob {i}: {shown(nbytes)} is not a number of bytes")
         if wrong := _fault(dtype, shape, nbytes):
             raise RemoteError("blob", f"blob {i}: {wrong}")
+    return table
+
+
+def _read_blobs(table: tuple[Row, ...], parts: list[memoryview], agreed: str) -> tuple[Blob, ...]:
+    if len(table) != len(parts):
+        raise RemoteError("blob", f"{len(parts)} parts for a blob table of {len(table)}")
+    blobs = []
+    for i, ((dtype, shape, nbytes, said), part) in enumerate(zip(table, parts, strict=True)):
+        if nbytes != part.nbytes:
+            raise RemoteError("blob", f"blob {i}: {part.nbytes} bytes came, not {nbytes}")
         if agreed != OFF and (type(said) is not tuple or said[:1] != (agreed,)):
             raise RemoteError("checksum", f"blob {i}: {agreed} was agreed on")
         if said is not None and not _holds(said, part):

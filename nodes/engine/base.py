@@ -30,7 +30,12 @@ class Forwarded:
     hidden: Blob  # [1, hidden]: the last position's activations (before the final norm)
 
 
+Part = tuple[int, int, Blob]  # row, start, x
+
+
 class PrefillEngine(Protocol):
+    joins: int  # after ``load``: prompts of so many tokens and more are computed at once
+
     def plan(self) -> dict[str, str]:
         """What decides the bits that it computes. Any thread; known before ``load``."""
         ...
@@ -49,6 +54,12 @@ class PrefillEngine(Protocol):
         ``x``: token ids int32 [n] at the head, activations [n, hidden] elsewhere. The row's KV
         [0, start) was made by earlier calls, or restored. Returned blobs are fresh memory.
         """
+        ...
+
+    def forward_many(self, parts: Sequence[Part], progress: Progress) -> list[Forwarded]:
+        """``forward`` of each (row, start, x), rows all different, at once as far as the plan
+        allows (see ``zpd.packing``). May be done again, part by part, where it raised: so it is for
+        parts that start at 0."""
         ...
 
     def keep(self, row: int, start: int, blocks: Sequence[Block], progress: Progress) -> None:

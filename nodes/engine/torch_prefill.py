@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from nodes.blocks import Blocks, only_tier
-from nodes.engine.base import Forwarded
+from nodes.engine.base import Forwarded, Part
 from nodes.engine.numerics import device_of, numeric_plan, use_threads
 from nodes.engine.tensors import DTYPES, kv_form, to_blob, to_ids, to_tensor
 from nodes.kv import KvForm, KvShape
@@ -15,6 +15,7 @@ from nodes.models.checkpoint import Checkpoint
 from nodes.models.decoder import Decoder
 from nodes.models.directory import resolve
 from nodes.models.spec import read_spec
+from zpd import packing
 from zpd.actor import Progress
 from zpd.errors import RemoteError, ZpdBug
 from zpd.ids import Block
@@ -29,6 +30,7 @@ class TorchPrefill:
         self._topology = topology
         self._node = node
         self._head = node.layers[0] == 0
+        self.joins = topology.chunk  # so many fill an op alone
 
     def plan(self) -> dict[str, str]:
         return numeric_plan(self._node)
@@ -43,35 +45,54 @@ class TorchPrefill:
             spec, node.layers, room, dtype, device, embedding=self._head, head=False
         )
         self._decoder.load(Checkpoint(path), progress.bump)
-        layers, rows = node.layers[1] - node.layers[0], self._topology.source_slots
+        chunk, rows = self._topology.chunk, self._topology.source_slots
+        if self._topology.packing == packing.INEXACT:
+            self.joins = 1
+        elif self._topology.packing == packing.AUTO and rows > 1:
+            self.joins = self._decoder.joins(chunk, progress.bump)
+        layers = node.layers[1] - node.layers[0]
         shape = KvShape(layers, spec.kv_heads, room, spec.head_dim, node.dtype)
         self._kv = torch.empty((rows, *shape.row), dtype=dtype, device=device)
         self._filled = [0] * rows
-        chunk = self._topology.chunk
         pool = shape.pool(self._topology.stage_blocks(), chunk)
         self._blocks = Blocks(chunk, torch.empty(pool, dtype=dtype, device=device))
 
     def kv_form(self) -> KvForm:
         return kv_form(self._topology, self._decoder.spec)
 
-    @torch.inference_mode()
     def forward(self, row: int, start: int, x: Blob, progress: Progress) -> Forwarded:
+        return self._run([(row, start, x)], progress)[0]
+
+    def forward_many(self, parts: Sequence[Part], progress: Progress) -> list[Forwarded]:
+        joins = [p for p in parts if p[2].shape[0] >= self.joins]
+        made = {p[0]: f for p, f in zip(joins, self._run(joins, progress), strict=True)}
+        alone = {p[0]: self.forward(*p, progress) for p in parts if p[0] not in made}
+        return [(made | alone)[p[0]] for p in parts]
+
+    @torch.inference_mode()
+    def _run(self, parts: Sequence[Part], progress: Progress) -> list[Forwarded]:
+        """All at once."""
+        if not parts:
+            return []
         use_threads(self._node)
-        h = self._read(x)
-        stop = start + len(h)
-        if not start < stop <= self._kv.shape[4]:
-            raise RemoteError("op", f"[{start}, {stop}) does not fit a row")
-        if start not in (0, self._filled[row]):
-            raise ZpdBug(f"row {row} holds [0, {self._filled[row]}); no op can start at {start}")
-        h = self._decoder.run(h, self._kv[row], start, progress.bump)
-        self._filled[row] = stop
-        k, v = self.kv(row, start, stop)
-        return Forwarded(
-            activations=to_blob(h, self._node.dtype),
-            k=k,
-            v=v,
-            hidden=to_blob(h[-1:], self._node.dtype),
-        )
+        xs = [self._read(x) for _, _, x in parts]
+        of = []
+        for (row, start, _), x in zip(parts, xs, strict=True):
+            stop = start + len(x)
+            if not start < stop <= self._kv.shape[4]:
+                raise RemoteError("op", f"[{start}, {stop}) does not fit a row")
+            if start not in (0, self._filled[row]):
+                had = self._filled[row]
+                raise ZpdBug(f"row {row} holds [0, {had}); no op can start at {start}")
+            of.append((self._kv[row], start, stop))
+        h = self._decoder.run_many(xs[0] if len(xs) == 1 else torch.cat(xs), of, progress.bump)
+        made = []
+        for (row, start, _), part in zip(parts, h.split([len(x) for x in xs]), strict=True):
+            stop = self._filled[row] = start + len(part)
+            k, v = self.kv(row, start, stop)
+            activations, last = (to_blob(x, self._node.dtype) for x in (part, part[-1:]))
+            made.append(Forwarded(activations, k, v, last))
+        return made
 
     @torch.inference_mode()
     def kv(self, row: int, start: int, stop: int) -> tuple[Blob, Blob]:

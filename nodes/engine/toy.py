@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from nodes.blocks import Blocks, only_tier
-from nodes.engine.base import Forwarded
+from nodes.engine.base import Forwarded, Part
 from nodes.kv import KvForm, KvShape, SourceSlots, digest
 from nodes.sampling import Sampler
 from nodes.segments import SlotMemory
@@ -50,6 +50,8 @@ _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))  # splitmix
 class ToyPrefill:
     """A ``PrefillEngine``; one KV row for each source slot."""
 
+    joins = 1
+
     def __init__(self, topology: Topology, node: Node) -> None:
         self._first, self._stop = node.layers
         self._topology = topology
@@ -69,11 +71,18 @@ class ToyPrefill:
         return _form(self._topology)
 
     def forward(self, row: int, start: int, x: Blob, progress: Progress) -> Forwarded:
+        _take(self._topology, progress)
+        return self._run(row, start, x, progress)
+
+    def forward_many(self, parts: Sequence[Part], progress: Progress) -> list[Forwarded]:
+        _take(self._topology, progress)
+        return [self._run(*part, progress) for part in parts]
+
+    def _run(self, row: int, start: int, x: Blob, progress: Progress) -> Forwarded:
         stop = start + (x.shape[0] if x.shape else 0)
         if not start < stop <= self._kv.shape[4]:
             raise RemoteError("op", f"[{start}, {stop}) does not fit a row")
         h = _embed(_tokens(x)) if self._first == 0 else _activations(x)
-        _take(self._topology, progress)
         kv = self._kv[row]
         h = _forward(kv, range(self._first, self._stop), start, h, progress)
         part = kv[:, :, :, start:stop]

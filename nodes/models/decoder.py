@@ -7,7 +7,7 @@ one sequence, ``kv`` [layers, 2, kv_heads, max_tokens, head_dim].
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,7 @@ EMBEDDING = "model.embed_tokens.weight"
 NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
 LAYER = "model.layers.{}.{}"  # index, name in the layer
+EACH, SOME = 40, 31  # row counts that ``joins`` tries: each below, and some above
 
 
 class Decoder:
@@ -100,11 +101,34 @@ class Decoder:
 
     def run(self, x: Tensor, kv: Tensor, start: int, bump: Callable[[], None]) -> Tensor:
         """The activations behind the last layer, [n, hidden]; ``kv`` gets [start, start + n)."""
-        views = self._positions.views(start, start + len(x))
-        for layer, kind, room in zip(self._layers, self._kinds, kv, strict=True):
-            x = layer(x, room, views[kind])
+        return self.run_many(x, [(kv, start, start + len(x))], bump)
+
+    def run_many(
+        self, x: Tensor, parts: Sequence[tuple[Tensor, int, int]], bump: Callable[[], None]
+    ) -> Tensor:
+        """The same of several sequences, whose rows stand behind each other in ``x``. ``parts``:
+        each one's kv, start and stop."""
+        views = [self._positions.views(start, stop) for _, start, stop in parts]
+        for i, (layer, kind) in enumerate(zip(self._layers, self._kinds, strict=True)):
+            of = [(kv[i], view[kind]) for (kv, _, _), view in zip(parts, views, strict=True)]
+            x = layer(x, of)
             bump()
         return x
+
+    def joins(self, most: int, bump: Callable[[], None]) -> int:
+        """The least number of rows from which on a row's bits are the same in any company of up to
+        ``most`` rows, as measured with the first layer's matrices; ``most`` where there is none."""
+        draw = torch.Generator().manual_seed(most)
+        x = torch.randn(most, self.spec.hidden_size, generator=draw)
+        x = x.to(self._layers[0].parts["self_attn.q_proj.weight"])
+        whole, least = self._layers[0].rows(x), most
+        for n in sorted({*range(1, min(most, EACH)), *range(EACH, most, SOME), most - 1})[::-1]:
+            # other places in the product, too
+            if n < 1 or not torch.equal(self._layers[0].rows(x[-n:]), whole[-n:]):
+                break
+            least = n
+            bump()
+        return least
 
     def logits(self, x: Tensor) -> Tensor:
         """[n, hidden] -> float32 [n, vocab]."""

@@ -7,7 +7,7 @@ need a mask.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -89,18 +89,34 @@ class Layer:
         for norm in self._norms:
             norm.finish()
 
-    def __call__(self, x: Tensor, kv: Tensor, view: View) -> Tensor:
-        """``kv``: [2, kv_heads, max_tokens, head_dim], this layer's; [start, stop) is written."""
-        made = self._attend(self._norm(x), kv, view)
-        x = x + (self._after_attention(made) if self._after_attention else made)
+    def __call__(self, x: Tensor, parts: Sequence[tuple[Tensor, View]]) -> Tensor:
+        """``parts``: whose the rows of ``x`` are, one behind the other: this layer's kv of the
+        sequence, [2, kv_heads, max_tokens, head_dim], of which [start, stop) is written."""
+        made = self._attend(self._norm(x), parts)
+        return self._mlp(x + (self._after_attention(made) if self._after_attention else made))
+
+    def rows(self, x: Tensor) -> Tensor:
+        """All products but attention's: what becomes of a row must not depend on the others."""
+        qkv = F.linear(self._norm(x), self._qkv, self._qkv_bias)
+        made = F.linear(qkv[:, : self._out.shape[1]].contiguous(), self._out)
+        return torch.cat((qkv, self._mlp(x + made)), dim=1)
+
+    def _mlp(self, x: Tensor) -> Tensor:
         gate, up = F.linear(self._mlp_norm(x), self._gate_up).chunk(2, dim=-1)
         made = F.linear(self._act(gate) * up, self._down)
         return x + (self._after_mlp(made) if self._after_mlp else made)
 
-    def _attend(self, x: Tensor, kv: Tensor, view: View) -> Tensor:
+    def _attend(self, x: Tensor, parts: Sequence[tuple[Tensor, View]]) -> Tensor:
+        qkv = F.linear(x, self._qkv, self._qkv_bias)
+        rows = qkv.split([view.stop - view.start for _, view in parts])
+        made = [self._one(part, *of) for part, of in zip(rows, parts, strict=True)]
+        return F.linear(made[0] if len(made) == 1 else torch.cat(made), self._out)
+
+    def _one(self, qkv: Tensor, kv: Tensor, view: View) -> Tensor:
+        """The attention of one sequence's rows, over exactly what they see."""
         heads, kv_heads, dim = self._spec.heads, self._spec.kv_heads, self._spec.head_dim
-        n = len(x)
-        qkv = F.linear(x, self._qkv, self._qkv_bias).view(n, -1, dim).transpose(0, 1)
+        n = len(qkv)
+        qkv = qkv.view(n, -1, dim).transpose(0, 1)
         qk = qkv[: heads + kv_heads]
         if self._q_norm and self._k_norm:
             qk = torch.cat((self._q_norm(qk[:heads]), self._k_norm(qk[heads:])))
@@ -115,4 +131,4 @@ class Layer:
             attn_mask=view.mask,
             scale=self._spec.query_scale,
         )
-        return F.linear(out.view(heads, n, dim).transpose(0, 1).reshape(n, -1), self._out)
+        return out.view(heads, n, dim).transpose(0, 1).reshape(n, -1)

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import msgpack
 import numpy as np
 
+from tests.headers import Header, header_of
 from zpd.ids import Attempt, Ring, Term, Use
 from zpd.messages import (
+    MESSAGES,
     Accepted,
     Close,
     Delta,
@@ -35,7 +36,7 @@ from zpd.messages import (
     Token,
 )
 from zpd.requests import Sampling
-from zpd.wire import MAGIC, MAX_HEADER, MAX_PARTS, PROTOCOL, Blob, Envelope, encode
+from zpd.wire import MAGIC, MAX_HEADER, MAX_PARTS, PROTOCOL, Blob, Envelope, encode, head
 
 BIG = 2**63 - 1
 RING = Ring(Term(BIG, 1), (BIG, BIG))
@@ -80,17 +81,11 @@ def spoilt(pick: random.Random, envelope: Envelope) -> Spoilt:
     return make(pick, envelope)
 
 
-def _header(pick: random.Random, envelope: Envelope) -> tuple[list[Any], list[bytes]]:
-    """A good header as lists, and its blobs."""
+def _header(pick: random.Random, envelope: Envelope) -> tuple[Header, list[bytes]]:
+    """A good header, and its blobs."""
     message, blobs = pick.choice(INTERNAL)
-    parts = encode(envelope, message, blobs, checksum="crc32")
-    return msgpack.unpackb(parts[1], use_list=True), [bytes(p) for p in parts[2:]]
-
-
-def _pack(header: Any) -> bytes:
-    packed = msgpack.packb(header)
-    assert isinstance(packed, bytes)
-    return packed
+    header = header_of(envelope, message, blobs, checksum="crc32")
+    return header, [bytes(b.data) for b in blobs]
 
 
 def _any_parts(pick: random.Random, envelope: Envelope) -> Spoilt:
@@ -111,17 +106,19 @@ def _magic_alone(pick: random.Random, envelope: Envelope) -> Spoilt:
 
 
 def _no_msgpack(pick: random.Random, envelope: Envelope) -> Spoilt:
-    return Spoilt([MAGIC, b"\xc1" + pick.randbytes(pick.randrange(200))], "header")
+    return Spoilt([MAGIC, b"\x09\x00\xc1" + pick.randbytes(pick.randrange(9, 200))], "header")
 
 
 def _claims(pick: random.Random, envelope: Envelope) -> Spoilt:
     """Four bytes say that four billion things follow."""
     kind = pick.choice((b"\xdd", b"\xdf", b"\xdb", b"\xc6", b"\xc9"))  # list map str bin ext
-    return Spoilt([MAGIC, kind + b"\xff\xff\xff\xff" + pick.randbytes(20)], "header")
+    claim = kind + b"\xff\xff\xff\xff" + pick.randbytes(20)
+    return Spoilt([MAGIC, len(claim).to_bytes(2, "little") + claim + bytes(40)], "header")
 
 
 def _nested(pick: random.Random, envelope: Envelope) -> Spoilt:
-    return Spoilt([MAGIC, b"\x91" * pick.randrange(2000, 60_000)], "header")
+    nested = b"\x91" * pick.randrange(2000, 60_000)
+    return Spoilt([MAGIC, len(nested).to_bytes(2, "little") + nested], "header")
 
 
 def _too_big(pick: random.Random, envelope: Envelope) -> Spoilt:
@@ -137,36 +134,33 @@ def _other_protocol(pick: random.Random, envelope: Envelope) -> Spoilt:
 def _wrong_envelope(pick: random.Random, envelope: Envelope) -> Spoilt:
     header, blobs = _header(pick, envelope)
     wrong: list[Any] = [-1, 1.5, None, True, "x" * 300, [], {}, 2**64 - 1]
-    at = pick.randrange(len(header[0]))
-    header[0][at] = pick.choice(wrong)
-    return Spoilt([MAGIC, _pack(header), *blobs], "envelope")
+    header.envelope[pick.randrange(len(header.envelope))] = pick.choice(wrong)
+    return Spoilt([MAGIC, header.pack(), *blobs], "envelope")
 
 
 def _wrong_name(pick: random.Random, envelope: Envelope) -> Spoilt:
     header, blobs = _header(pick, envelope)
-    header[1] = pick.choice(("", "reserve", "Pickle", "__init__", 7, None, [], "x" * 2000))
-    return Spoilt([MAGIC, _pack(header), *blobs], "message")
+    part = bytearray(header.pack())
+    part[len(head(envelope))] = pick.choice((len(MESSAGES), 200, 255))
+    return Spoilt([MAGIC, bytes(part), *blobs], "message")
 
 
 def _wrong_field(pick: random.Random, envelope: Envelope) -> Spoilt:
     header, blobs = _header(pick, envelope)
-    fields = header[2]
-    name = pick.choice(sorted(fields))
-    how = pick.randrange(3)
-    if how == 0:
-        del fields[name]
-    elif how == 1:
-        fields["more"] = 1
+    wrong: list[Any] = [None, [[]], [{}], {"": None}]
+    if header.rest and pick.random() < 0.5:
+        header.rest[pick.choice(sorted(header.rest))] = pick.choice(wrong)
+    elif header.numbers:
+        header.numbers[pick.choice(sorted(header.numbers))] = pick.choice((2**63, 2**64 - 1))
     else:
-        fields[name] = pick.choice((None, [[]], [{}], {"": None}))
-    return Spoilt([MAGIC, _pack(header), *blobs], "field")
+        header.rest[pick.choice(sorted(header.rest))] = pick.choice(wrong)
+    return Spoilt([MAGIC, header.pack(), *blobs], "field")
 
 
 def _wrong_blobs(pick: random.Random, envelope: Envelope) -> Spoilt:
     message, made = INTERNAL[11]
-    parts = [bytes(p) for p in encode(envelope, message, made)]
-    header, blobs = msgpack.unpackb(parts[1], use_list=True), parts[2:]
-    row = header[3][0]
+    header, blobs = header_of(envelope, message, made), [bytes(b.data) for b in made]
+    row = header.table[0]
     how = pick.randrange(6)
     if how == 0:
         row[0] = pick.choice(("object", "float128", "", 3))
@@ -175,12 +169,12 @@ def _wrong_blobs(pick: random.Random, envelope: Envelope) -> Spoilt:
     elif how == 2:
         row[2] = pick.choice((0, 2**40, -8, None))
     elif how == 3:
-        header[3] = pick.choice(([], None, 7, [row], [row] * 3))
+        header.table = pick.choice(([], None, 7, [row], [row] * 3))
     elif how == 4:
         blobs[0] = blobs[0][:-1]
     else:
         blobs.append(b"more")
-    return Spoilt([MAGIC, _pack(header), *blobs], "blob")
+    return Spoilt([MAGIC, header.pack(), *blobs], "blob")
 
 
 def _wrong_sum(pick: random.Random, envelope: Envelope) -> Spoilt:
@@ -191,14 +185,14 @@ def _wrong_sum(pick: random.Random, envelope: Envelope) -> Spoilt:
 
 def _cut(pick: random.Random, envelope: Envelope) -> Spoilt:
     header, blobs = _header(pick, envelope)
-    packed = _pack(header)
+    packed = header.pack()
     return Spoilt([MAGIC, packed[: pick.randrange(len(packed))], *blobs], "header")
 
 
 def _flipped(pick: random.Random, envelope: Envelope) -> Spoilt:
     """One bit of the header: refused, but who knows why."""
     header, blobs = _header(pick, envelope)
-    packed = bytearray(_pack(header))
+    packed = bytearray(header.pack())
     packed[pick.randrange(len(packed))] ^= 1 << pick.randrange(8)
     return Spoilt([MAGIC, bytes(packed), *blobs], "")
 

@@ -12,8 +12,14 @@ import pytest
 from nodes.engine.toy import toy_answer
 from tests.process.conftest import Toy
 from tests.process.harness import Command, send, wait_until, write_config, zpd
+from tools.batch import Line, ask_all
+from tools.interrupts import Interrupts
 from tools.watch import Watch
+from zpd.client import Client
 from zpd.config import load
+from zpd.messages import Ask
+from zpd.requests import Sampling
+from zpd.wire import Blob
 
 SPANS = ("queue", "reserve", "prefill", "transfer", "import", "first token", "decode")
 
@@ -64,6 +70,37 @@ def test_seeds_draw_equally(toy: Toy) -> None:
     )
 
 
+@pytest.mark.full  # quick: tests/unit/test_sampling.py
+def test_two_hundred_seeds_vary_and_each_twice_is_equal(toy: Toy) -> None:
+    lines = [Line(str(i), "hello", 6) for i in range(400)]
+
+    def question(line: Line) -> tuple[Ask, tuple[Blob, ...]]:
+        sampling = Sampling(temperature=1.0, seed=int(line.name) % 200)
+        return Ask(line.name, "raw", 6, sampling), (Blob.text(line.prompt),)
+
+    topology = load(toy.config)
+    with Client(topology.coordinator.address, timeouts=topology.timeouts) as client:
+        heard = ask_all(client, lines, question, 32, Interrupts())
+        said = {int(line.name): tuple(answer.token_ids) for line, answer in heard}
+    assert len({said[i] for i in range(200)}) == 200
+    assert all(len(said[i]) == 6 and said[i] == said[200 + i] for i in range(200))
+
+
+def test_json_has_the_log_probabilities_of_every_token(toy: Toy) -> None:
+    words = ("--max-tokens", "8", "hello")
+    answer = ask(toy, "--logprobs", "2", *words)
+    assert [said["id"] for said in answer["logprobs"]] == answer["token_ids"]
+    assert all(len(said["top"]) == 2 for said in answer["logprobs"])
+
+
+def test_the_answer_has_the_form_asked_for(toy: Toy, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": [17, 4]}')
+    bias = ("--logit-bias", f"{ord('1')}=-100")
+    answer = ask(toy, "--json-schema", str(schema), *bias, "--priority", "3", "hello")
+    assert answer["text"] == "4" and answer["finish_reason"] == "stop"
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
@@ -72,6 +109,8 @@ def test_seeds_draw_equally(toy: Toy) -> None:
         (["--max-tokens", "-3"], "--max-tokens -3: must not be negative"),
         (["--timeout", "nan"], "--timeout nan: must be seconds"),
         (["--seed", "-1"], "seed = -1"),
+        (["--regex", "("], "guide: regex: "),
+        (["--grammar", "/nowhere.lark"], "--grammar /nowhere.lark: cannot be read"),
     ],
 )
 def test_a_value_that_is_not_allowed_is_named(toy: Toy, flags: list[str], named: str) -> None:

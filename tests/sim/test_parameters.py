@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from nodes.engine.toy import toy_answer
+from nodes.guide import Guide
 from tests.sim.world import World, prompt, right, topology
 from zpd.requests import Bias, Sampling
 from zpd.testing.simclient import Answer
@@ -127,14 +128,25 @@ def test_min_tokens_and_ignore_eos_reach_the_sampler() -> None:
     assert not set(answer.ids[:5]) & set(whole)
 
 
-def test_seeds_vary_and_the_same_seed_is_the_same_answer() -> None:
-    world = World(topology(1, lanes=4, source_slots=4))
-    first, again = (
-        [
-            answered(world, max_tokens=4, sampling=Sampling(temperature=1.0, seed=seed)).ids
-            for seed in range(200)
-        ]
-        for _ in range(2)
-    )
-    assert len({tuple(ids) for ids in first}) == 200
-    assert first == again
+def test_a_bias_reaches_the_sampler() -> None:
+    forced = Sampling(temperature=1.0, logit_bias=(Bias(65, 100.0),), ignore_eos=True)
+    assert answered(World(topology(1)), sampling=forced).ids == [65] * 8
+
+
+def test_a_guide_that_fails_ends_its_own_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit of llguidance's that a step passes, say."""
+    take = Guide.take
+
+    def fails(guide: Guide, token: int) -> None:
+        take(guide, ord("?") if token == ord("e") else token)
+
+    monkeypatch.setattr(Guide, "take", fails)
+    world = World(topology(2, lanes=2, source_slots=2))
+    bias = Sampling(logit_bias=(Bias(ord("y"), 100.0),))
+    guided = world.user.ask(ASKED, guide=WORD, sampling=bias)
+    other = world.user.ask(prompt(2, 9), max_tokens=8)
+    world.run_until(lambda: guided.done and other.done)
+    assert guided.outcome == "decode_error" and guided.done[0].detail.startswith("guide: ")
+    assert bytes(guided.ids) == b"y"
+    right(other, prompt(2, 9), 8)
+    world.settles()

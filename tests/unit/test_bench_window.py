@@ -18,7 +18,7 @@ from tools.depths import measure, plot, report
 from tools.depths.law import law, replay
 from tools.depths.load import Load, flat, resident
 from tools.depths.nodes import noted
-from tools.depths.report import Behind, Cut, Ran
+from tools.depths.report import Behind, Cut, Packed, Ran
 from tools.depths.show import show
 from tools.depths.trips import Seen
 from zpd.depth import AutoDepth
@@ -134,7 +134,15 @@ def test_an_op_that_is_not_back_shows() -> None:
 
 def test_skipped_ops_are_counted_and_not_measured() -> None:
     seen = Seen(notes(8, 4, 1.0, 0.5, skip=3))
-    assert (len(seen.trips), seen.skipped) == (5, 3)
+    assert (len(seen.trips), len(seen.skipped)) == (5, 3)
+
+
+def test_when_the_stage_ends_what_it_is_in() -> None:
+    """Ops are computed from 0.25 on, a second each; the last one was skipped, but computed."""
+    seen = Seen(notes(4, 4, 1.0, 0.5, skip=1))
+    assert seen.ended(1.5) == pytest.approx(2.25)
+    assert seen.ended(4.0) == pytest.approx(4.25)
+    assert seen.ended(9.0) == 9.0
 
 
 def test_what_is_noted() -> None:
@@ -334,3 +342,12 @@ def test_memory_is_held_against_the_second_quarter() -> None:
     assert flat([1, 5, 100, 90, 95, 100, 100, 150]) == pytest.approx(0.5)
     assert flat([7]) == pytest.approx(0.0)
     assert resident([os.getpid()]) > 2**20
+
+
+def test_the_gain_of_packing() -> None:
+    """S8."""
+    ran = [Packed("auto", [1.0, 2.0, 3.0], 1.0, True), Packed("off", [2.0, 3.0, 6.0], 4.0, True)]
+    row = report.packed("n", ran)
+    assert (row["prompts"], row["repeats"], row["right"]) == (3, 1, True)
+    assert (row["prefill_gain"], row["packing_gain"]) == (3.0, 1.0)
+    assert (row["median_ttft_s"], row["median_ttft_off_s"]) == (2.0, 3.0)

@@ -581,3 +581,12 @@ def test_no_fence_while_as_many_segments_as_may_be_are_retired() -> None:
     assert w.owner.fresh_segment(0, third.epoch) == 3
     drained(w, third)
     assert w.names == ["free"]
+
+
+def test_the_queue_is_by_priority_then_arrival() -> None:
+    w = World()
+    w.reserve(1)
+    for n, priority in ((2, 3), (3, 0), (4, 3), (5, 0)):
+        w.do(w.owner.reserve(0, att(n), RING, N, (), priority))
+    w.do(w.owner.reserve_lane(0, att(6), N, 1))
+    assert [x.att for x in w.owner.queue] == [att(n) for n in (3, 5, 6, 2, 4)]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nodes.engine.toy import toy_answer
 from nodes.sampling import Sampler, draw, finish_reason, log_probabilities, uniform
 from zpd.errors import UserError, ZpdBug
 from zpd.requests import Bias, Sampling
@@ -266,6 +267,15 @@ def test_without_logprobs_there_are_none() -> None:
     sampler = Sampler(Sampling(), [1])
     sampler.pick(LOGITS, 1)
     assert sampler.logprobs is None
+
+
+def test_two_hundred_seeds_vary_and_each_twice_is_equal() -> None:
+    def said(seed: int) -> tuple[int, ...]:
+        return tuple(toy_answer([1, 2], 4, Sampling(temperature=1.0, seed=seed)))
+
+    first = [said(seed) for seed in range(200)]
+    assert len(set(first)) == 200
+    assert first == [said(seed) for seed in range(200)]
 
 
 @pytest.mark.parametrize(

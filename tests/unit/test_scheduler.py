@@ -539,7 +539,24 @@ def test_spans_do_not_overlap_and_sum_to_the_time_to_first_token() -> None:
         "tokenise": 0.5, "queue": 1.5, "reserve": 0.5, "prefill": 1.0, "transfer": 0.25,
         "import": 0.25, "first_token": 0.5, "decode": 1.0,
     }  # fmt: skip
-    assert live.ttft == 4.5
+    assert live.ttft is None
+    live.worded, live.ended = 14.25, 15.5
+    assert live.ttft == 4.75
+    found = live.spans(16.0)
+    last = [(name, found[name]) for name in ("first_text", "decode", "last_text")]
+    assert last == [("first_text", 0.25), ("decode", 1.25), ("last_text", 0.5)]
+    assert sum(found.values()) == 16.0 - 9.5
+
+
+def test_spans_of_one_that_ends_before_its_first_token_name_where_it_stood() -> None:
+    w = World()
+    w.ask("u", 4)
+    assert w.s.live[att(1)].spans(1.0) == {"tokenise": 0.0, "queue": 1.0}
+    op = next(m for m in w.grant(1) if isinstance(m, Prefill))
+    assert w.s.live[att(1)].spans(3.0)["prefill"] == 3.0 - w.now
+    w.now = 2.0
+    w.reply(op)
+    assert w.s.live[att(1)].spans(5.0)["transfer"] == 3.0
 
 
 def test_a_prefetched_requests_wait_for_its_lane_has_a_name() -> None:
@@ -637,3 +654,79 @@ def test_partial_chunks_and_skips_do_not_size_it() -> None:
         reply = Reply(op.ring, op.use, op.att, op.seq, op.start, op.stop, op.last, skip, (0.0, 1.0))
         w.do(w.s.replied(w.now, reply))
     assert w.s.window.depth == 3
+
+
+PACKS = dataclasses.replace(TOPOLOGY, chunk=8, prefill_depth=1)
+
+
+def waiting(lengths: tuple[int, ...], topology: Topology) -> tuple[World, list[Any]]:
+    """Who waits with a source slot while the first one's op is out; that op's CLOSE is out, too."""
+    w = World(dataclasses.replace(topology, max_queue=8))
+    for n, length in enumerate(lengths, 1):
+        w.ask(f"u{n}", length)
+    out = [m for n in range(1, len(lengths) + 1) for m in w.grant(n, n)]
+    assert [type(m) for m in out] == [Prefill, Close]
+    return w, out
+
+
+def ops(messages: list[Any]) -> list[tuple[int, bool]]:
+    return [(m.att.n, m.more) for m in messages if isinstance(m, Prefill)]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "packed"),
+    [
+        ((3, 3, 2, 4), [(2, True), (3, False)]),  # 9 tokens would be more than a chunk
+        ((3, 3, 5, 1), [(2, True), (3, False)]),  # 8 are a chunk
+        ((3, 3, 12, 2), [(2, False)]),  # a long one's turn comes next
+        ((3, 8, 2, 1), [(2, False)]),  # as long as a chunk: alone
+        ((3, 2, 2, 4, 1), [(2, True), (3, True), (4, False)]),
+    ],
+)  # fmt: skip
+def test_short_prompts_whose_turn_it_is_go_as_one(
+    lengths: tuple[int, ...], packed: list[tuple[int, bool]]
+) -> None:
+    """S8, S1: a pack counts as one op; its credit is back with its last reply."""
+    w, (first, _) = waiting(lengths, PACKS)
+    sent = w.reply(first)
+    assert ops(sent) == packed
+    assert [type(m) for m in sent] == [Prefill] * len(packed) + [Close] * (len(sent) - len(packed))
+    assert len(w.s.window) == 1
+    for op in sent[: len(packed) - 1]:
+        assert ops(w.reply(op)) == [] and len(w.s.window) == 1
+    if len(packed) < len(lengths) - 1:
+        assert ops(w.reply(sent[len(packed) - 1]))
+
+
+def test_a_pack_is_off_where_it_is_off_and_within_the_bytes() -> None:
+    for change in ({"packing": "off"}, {"prefill_bytes": 4}):
+        w, (first, _) = waiting((3, 3, 3), dataclasses.replace(PACKS, **change))
+        assert ops(w.reply(first)) == [(2, False)], change
+
+
+def test_an_error_and_a_cancel_in_a_pack_are_its_own() -> None:
+    """S8, S11."""
+    w, (first, _) = waiting((3, 2, 2, 2), PACKS)
+    two, three, four = (m for m in w.reply(first) if isinstance(m, Prefill))
+    w.do(w.s.cancel(0, "u2", Outcome.CANCELLED))
+    w.reply(two, "cancelled")
+    w.reply(three, "p0: no memory")
+    w.reply(four)
+    assert w.outcomes == [("u2", Outcome.CANCELLED), ("u3", Outcome.STAGE_ERROR)]
+    assert len(w.s.window) == 0 and w.s.find("u4") is not None
+
+
+def test_more_urgent_streams_go_first() -> None:
+    """Priority, then the order of the policy."""
+    w = World(dataclasses.replace(TOPOLOGY, prefill_depth=1))
+    for n, priority in enumerate((0, 3, 3, 1), 1):
+        request = Request(f"u{n}", (0,) * 4, 4, Sampling(), (), 0.0, 0.0, 99.0, priority)
+        (reserve,) = w.do(w.s.ask(0.0, request))
+        assert reserve.priority == priority
+    sent = [m for n in (1, 2, 3, 4) for m in w.grant(n, n)]
+    order = []
+    while sent:
+        op = sent[0]
+        order.append(op.att.n)
+        sent = [m for m in w.reply(op) if isinstance(m, Prefill)]
+    assert order == [1, 4, 2, 3]

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import pytest
+
 from nodes.text import ToyText
-from nodes.wayout import WayOut
+from nodes.wayout import WayOut, logprobs
 from zpd.attempt import Live, Request
 from zpd.decisions import Finished, Grew
-from zpd.errors import Outcome
+from zpd.errors import Outcome, RemoteError
 from zpd.ids import Attempt
-from zpd.messages import Delta, Done, Message
+from zpd.messages import Delta, Done, Message, Token
 from zpd.requests import Sampling
 from zpd.wire import Blob
 from zpd.worker import BOUND
@@ -91,3 +94,33 @@ def test_a_cancel_does_not_wait() -> None:
     assert [type(m) for m in desk.sent] == [Done]
     desk.run()
     assert [type(m) for m in desk.sent] == [Done]
+
+
+def rows(n: int, k: int = 2) -> tuple[Blob, Blob]:
+    ids = np.arange(n * (1 + k), dtype=np.int32).reshape(n, 1 + k)
+    return Blob.of(-ids.astype(np.float32)), Blob.of(ids)
+
+
+def test_a_stop_string_cuts_ids_and_log_probabilities_at_the_token_that_completes_it() -> None:
+    desk = Desk()
+    way_out = WayOut(desk, lambda uid: None)  # type: ignore[arg-type]
+    way_out.enter("r0", "client", "q0")
+    way_out.admit("r0", 3, ToyText().detokeniser(("bc",)))
+    way_out.grew(Grew("r0", tuple(b"ab"), False, rows(2)))
+    way_out.grew(Grew("r0", tuple(b"cde"), False, rows(3)))
+    desk.run()
+    assert desk.sent == [Delta("r0", "a", tuple(b"ab")), Delta("r0", "", tuple(b"c"))]
+    assert [[b.numpy().tolist() for b in blobs] for blobs in desk.blobs] == [
+        [[[0, -1, -2], [-3, -4, -5]], [[0, 1, 2], [3, 4, 5]]],
+        [[[0, -1, -2]], [[0, 1, 2]]],
+    ]
+
+
+def test_log_probabilities_of_another_shape_than_the_tokens_are_refused() -> None:
+    token = Token(Attempt(1, 1), 0, (7, 8))
+    assert logprobs(token, ()) == ()
+    values, ids = rows(2)
+    assert logprobs(token, (values, ids)) == (values, ids)
+    for blobs in ((values,), (ids, values), rows(1), (values, rows(2, 3)[1])):
+        with pytest.raises(RemoteError, match="log-probabilities of 2 tokens"):
+            logprobs(token, blobs)

@@ -73,3 +73,19 @@ def test_clear_gives_everything_back() -> None:
     window.send("b", 1)
     assert window.clear() == 2
     assert window.has_credit(100) and len(window) == 0
+
+
+def test_a_pack_counts_as_one_op() -> None:
+    """S8, S5: its bytes in full; it is back with the last of its ops."""
+    window = Window(2, 100)
+    window.send("a", 30, more=True)
+    window.send("b", 30)
+    assert (len(window), window.nbytes, window.peak) == (1, 60, 1)
+    assert window.has_credit(40) and not window.has_credit(41)
+    window.send("c", 1)
+    assert not window.has_credit(1)
+    window.reply("a")
+    assert len(window) == 2 and window.nbytes == 31
+    window.reply("b")
+    assert len(window) == 1 and window.has_credit(1)
+    assert window.clear() == 1 and len(window) == 0

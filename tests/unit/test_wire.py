@@ -6,7 +6,6 @@ Properties over every message class; single cases are in the files beside this o
 from __future__ import annotations
 
 import typing
-from dataclasses import fields
 from typing import Any
 
 import msgpack
@@ -15,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.headers import LAYOUTS, around, header_of
 from zpd import wire
 from zpd.errors import RemoteError
 from zpd.ids import Ring
@@ -30,6 +30,7 @@ many = settings(derandomize=True, database=None, deadline=None, max_examples=200
 
 ENVELOPE = Envelope("coordinator", 7, "stage0", 3, 2, 41)
 INTS = st.integers(0, MAX_INT)
+TOO_LARGE = st.integers(MAX_INT + 1, 2**64 - 1)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 
 
@@ -72,12 +73,6 @@ ANYTHING = st.recursive(
 
 def joined(parts: list[Any]) -> list[bytes]:
     return [bytes(part) for part in parts]
-
-
-def header_of(message: Any, blobs: tuple[Blob, ...] = ()) -> list[Any]:
-    """A good header as a mutable list, to be spoiled."""
-    part = wire.encode(ENVELOPE, message, blobs)[1]
-    return typing.cast("list[Any]", msgpack.unpackb(part, use_list=True))
 
 
 def refusal(*parts: Any) -> RemoteError:
@@ -156,22 +151,42 @@ def test_flipped_bits_end_in_a_message_or_a_refusal(
 @many
 @given(st.binary(max_size=80) | ANYTHING.map(msgpack.packb))
 def test_any_header_is_refused(part: bytes) -> None:
-    assert refusal(MAGIC, part).reason in ("header", "envelope")
+    assert refusal(MAGIC, part).reason in ("header", "envelope", "message")
+    assert refusal(MAGIC, around(["a", 1, "b", 2, 3], part)).reason in ("header", "message")
 
 
-@pytest.mark.parametrize("cls", [c for c in MESSAGES if fields(c)], ids=lambda cls: cls.__name__)
+REST = [cls for cls in MESSAGES if LAYOUTS[cls].rest]
+NUMBERS = [cls for cls in MESSAGES if LAYOUTS[cls].paths]
+
+
+@pytest.mark.parametrize("cls", REST, ids=lambda cls: cls.__name__)
 def test_any_value_in_a_field_is_good_or_refused_by_name(cls: type) -> None:
     @few
-    @given(values(cls), blobs_of(cls), st.sampled_from(fields(cls)), ANYTHING)
-    def check(message: Any, blobs: tuple[Blob, ...], field: Any, value: Any) -> None:
-        header = header_of(message, blobs)
-        header[2][field.name] = value
-        said = attempt([MAGIC, msgpack.packb(header), *(bytes(b.data) for b in blobs)])
+    @given(values(cls), blobs_of(cls), st.sampled_from(LAYOUTS[cls].rest), ANYTHING)
+    def check(message: Any, blobs: tuple[Blob, ...], path: str, value: Any) -> None:
+        header = header_of(ENVELOPE, message, blobs)
+        header.rest[path] = value
+        said = attempt([MAGIC, header.pack(), *(bytes(b.data) for b in blobs)])
         if isinstance(said, RemoteError):
             assert said.reason == "field"
-            assert f"{cls.__name__}.{field.name}" in said.detail
+            assert f"{cls.__name__}.{path}" in said.detail
         else:
             wire.encode(ENVELOPE, *said)
+
+    check()
+
+
+@pytest.mark.parametrize("cls", NUMBERS, ids=lambda cls: cls.__name__)
+def test_a_number_above_the_largest_is_refused_by_name(cls: type) -> None:
+    @few
+    @given(values(cls), blobs_of(cls), st.sampled_from(LAYOUTS[cls].paths), TOO_LARGE)
+    def check(message: Any, blobs: tuple[Blob, ...], path: str, value: int) -> None:
+        header = header_of(ENVELOPE, message, blobs)
+        header.numbers[path] = value
+        error = refusal(MAGIC, header.pack(), *(bytes(b.data) for b in blobs))
+        assert (error.reason, error.detail) == (
+            "field", f"{cls.__name__}.{path}: above {MAX_INT}",
+        )  # fmt: skip
 
     check()
 
@@ -191,9 +206,9 @@ def test_the_number_of_blobs_is_that_of_the_message(cls: type) -> None:
     @settings(few, max_examples=1)
     @given(values(cls))
     def check(message: Any) -> None:
-        header = header_of(message, (Blob.text("a"),) * least)
+        header = header_of(ENVELOPE, message, (Blob.text("a"),) * least)
         for count in {*range(least), most + 1, MAX_PARTS - 2}:
-            header[3] = [["uint8", [1], 1, None]] * count
-            assert refusal(MAGIC, msgpack.packb(header), *[b"a"] * count).reason == "blob"
+            header.table = [["uint8", [1], 1, None]] * count
+            assert refusal(MAGIC, header.pack(), *[b"a"] * count).reason == "blob"
 
     check()

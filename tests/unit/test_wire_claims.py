@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import mmap
 import tracemalloc
-import typing
 from typing import Any
 
-import msgpack
 import numpy as np
 import pytest
 
+from tests.headers import LAYOUTS, around, fixed, header_of
 from zpd import wire
 from zpd.errors import RemoteError, ZpdBug
 from zpd.ids import Attempt, Ring, Term, Use
@@ -24,12 +23,6 @@ OP = Prefill(Ring(TERM, (3, 5)), USE, ATT, 9, 0, 2, True, "", (0.5, 0.25))
 TENSOR = Blob.of(np.arange(8, dtype=np.float32).reshape(2, 1, 2, 2))
 
 
-def header_of(message: Any, blobs: tuple[Blob, ...] = ()) -> list[Any]:
-    """A good header as a mutable list, to be spoiled."""
-    part = wire.encode(ENVELOPE, message, blobs)[1]
-    return typing.cast("list[Any]", msgpack.unpackb(part, use_list=True))
-
-
 def refusal(*parts: Any) -> RemoteError:
     """The error that these parts end in."""
     with pytest.raises(RemoteError) as caught:
@@ -37,6 +30,12 @@ def refusal(*parts: Any) -> RemoteError:
     assert caught.value.reason in wire.REASONS
     assert len(str(caught.value)) < 600
     return caught.value
+
+
+def spoilt(rest: bytes) -> bytes:
+    """A header with these bytes where the rest belongs."""
+    layout = LAYOUTS[Prefill]
+    return around(["a", 1, "b", 2, 3], fixed(layout, [1] * len(layout.paths), 4, rest) + rest)
 
 
 def peak_of(*parts: Any) -> int:
@@ -64,24 +63,25 @@ def peak_of(*parts: Any) -> int:
     ids=["list", "map", "string", "bytes", "extension", "nested", "items"],
 )
 def test_a_huge_claim_in_the_header_allocates_little(part: bytes) -> None:
-    assert refusal(MAGIC, part).reason == "header"
-    assert peak_of(MAGIC, part) < 2**20
+    for header in (b"\xff\xff" + part, spoilt(part)):
+        assert refusal(MAGIC, header).reason == "header"
+        assert peak_of(MAGIC, header) < 2**20
 
 
 def test_nested_lists_of_the_allowed_length_allocate_a_bounded_amount() -> None:
-    part = b"\xdc\x10\x00" * 20_000
+    part = spoilt(b"\xdc\x10\x00" * 20_000)
     assert peak_of(MAGIC, part) < 48 * 2**20
 
 
 def test_a_huge_blob_that_did_not_come_allocates_little() -> None:
-    header = header_of(OP, (TENSOR,))
-    header[3] = [["uint8", [MAX_BYTES // 2], MAX_BYTES // 2, None]]
-    assert peak_of(MAGIC, msgpack.packb(header), b"12345678") < 2**16
+    header = header_of(ENVELOPE, OP, (TENSOR,))
+    header.table = [["uint8", [MAX_BYTES // 2], MAX_BYTES // 2, None]]
+    assert peak_of(MAGIC, header.pack(), b"12345678") < 2**16
 
 
 def test_more_bytes_than_allowed_are_refused_unread() -> None:
     zeros = memoryview(mmap.mmap(-1, MAX_BYTES))  # address space, not memory
-    half, head = zeros[: MAX_BYTES // 2], msgpack.packb(header_of(OP, (TENSOR,)))
+    half, head = zeros[: MAX_BYTES // 2], header_of(ENVELOPE, OP, (TENSOR,)).pack()
     for parts in ([MAGIC, head, zeros], [MAGIC, head, half, half], [zeros, head]):
         assert refusal(*parts).reason == "too_big"
         assert peak_of(*parts) < 2**16
@@ -90,7 +90,7 @@ def test_more_bytes_than_allowed_are_refused_unread() -> None:
 
 
 def test_a_header_above_its_cap_is_refused_unread() -> None:
-    empty = len(msgpack.packb(header_of(Delta("u", "", ()))))
+    empty = len(header_of(ENVELOPE, Delta("u", "", ())).pack())
     room = MAX_HEADER - empty - 2  # a long string's length takes two bytes more
     parts = wire.encode(ENVELOPE, Delta("u", "x" * room, ()))
     assert len(parts[1]) == MAX_HEADER

@@ -33,6 +33,11 @@ def test_a_message_has_its_fields_types_and_blobs(cls: type) -> None:
     assert f"Blobs: {least} to {most}" in SECTIONS[cls.__name__]
 
 
+def test_the_messages_stand_in_the_order_of_their_numbers() -> None:
+    described = [name for name, section in SECTIONS.items() if "Blobs: " in section]
+    assert described == [cls.__name__ for cls in MESSAGES]
+
+
 def test_no_message_is_described_that_does_not_exist() -> None:
     described = {name for name, section in SECTIONS.items() if "Blobs: " in section}
     assert described == {cls.__name__ for cls in MESSAGES}

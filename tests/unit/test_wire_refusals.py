@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import typing
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
@@ -11,15 +10,12 @@ import msgpack
 import numpy as np
 import pytest
 
+from tests import headers
+from tests.headers import Header
 from zpd import wire
 from zpd.errors import RemoteError
 from zpd.ids import Attempt, Ring, Term, Use
-from zpd.messages import (
-    Ask,
-    Heartbeat,
-    Open,
-    Prefill,
-)
+from zpd.messages import MESSAGES, Ask, End, Grant, Heartbeat, Open, Prefill, Status
 from zpd.requests import Sampling
 from zpd.schema import MAX_ITEMS
 from zpd.sums import SUMS
@@ -32,13 +28,12 @@ ATT = Attempt(1, 2)
 USE, TERM = Use(4, 0, 12, 0), Term(7, 1)
 OP = Prefill(Ring(TERM, (3, 5)), USE, ATT, 9, 0, 2, True, "", (0.5, 0.25))
 TENSOR = Blob.of(np.arange(8, dtype=np.float32).reshape(2, 1, 2, 2))
-BEAT = [["a", 1, "b", 2, 3, 4], "Heartbeat", {"work": 1, "busy": True}, []]
+BEAT = Heartbeat(1, True)
+HEAD = ["a", 1, "b", 2, 3]  # of an envelope, all but its seq
 
 
-def header_of(message: Any, blobs: tuple[Blob, ...] = ()) -> list[Any]:
-    """A good header as a mutable list, to be spoiled."""
-    part = wire.encode(ENVELOPE, message, blobs)[1]
-    return typing.cast("list[Any]", msgpack.unpackb(part, use_list=True))
+def header_of(message: Any, blobs: tuple[Blob, ...] = ()) -> Header:
+    return headers.header_of(ENVELOPE, message, blobs)
 
 
 def refusal(*parts: Any) -> RemoteError:
@@ -50,13 +45,16 @@ def refusal(*parts: Any) -> RemoteError:
     return caught.value
 
 
-def spoiled(header: Any, *blobs: bytes) -> RemoteError:
-    return refusal(MAGIC, msgpack.packb(header), *blobs)
+def spoiled(header: Header, *blobs: bytes) -> RemoteError:
+    return refusal(MAGIC, header.pack(), *blobs)
 
 
 def test_the_header_used_to_spoil_others_is_good() -> None:
-    envelope, message, blobs = wire.decode([MAGIC, msgpack.packb(BEAT)])
-    assert (envelope, message, blobs) == (Envelope("a", 1, "b", 2, 3, 4), Heartbeat(1, True), ())
+    rest = {"busy": True, "sent": 0.0, "echo": 0.0, "held": 0.0}
+    header = Header(HEAD, MESSAGES.index(Heartbeat), {"work": 1}, 4, rest, [])
+    envelope, message, blobs = wire.decode([MAGIC, header.pack()])
+    assert (envelope, message, blobs) == (Envelope("a", 1, "b", 2, 3, 4), BEAT, ())
+    assert headers.take_apart(header.pack()) == header
 
 
 @pytest.mark.parametrize("checksum", list(SUMS))
@@ -69,73 +67,101 @@ def test_each_flipped_bit_of_a_checked_blob_is_seen(checksum: str) -> None:
 
 
 def test_without_a_checksum_the_table_says_so() -> None:
-    assert header_of(OP, (TENSOR,))[3] == [["float32", [2, 1, 2, 2], 32, None]]
-    part = wire.encode(ENVELOPE, OP, [TENSOR], checksum="crc32")[1]
-    assert msgpack.unpackb(part)[3][0][3] == ["crc32", crc32(TENSOR.data)]
+    assert header_of(OP, (TENSOR,)).table == [["float32", [2, 1, 2, 2], 32, None]]
+    header = headers.header_of(ENVELOPE, OP, (TENSOR,), checksum="crc32")
+    assert header.table[0][3] == ["crc32", crc32(TENSOR.data)]
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("ring", [[7, 1], [3, -1]]),
-        ("ring", [[7], [3]]),
-        ("ring", [[7, 1, 2], [3]]),
-        ("ring", [[7, 1], 3]),
-        ("use", [4, 0, 12]),
-        ("use", {"owner": 4}),
-        ("att", None),
-        ("seq", True),
-        ("seq", 1.0),
-        ("seq", "1"),
-        ("seq", -1),
-        ("seq", 2**63),
+        ("ring.stages", [3, -1]),
+        ("ring.stages", [True, 1]),
+        ("ring.stages", [1.0, 1]),
+        ("ring.stages", 3),
+        ("ring.stages", [2**63]),
         ("last", 1),
+        ("last", None),
         ("skip", None),
         ("skip", 5),
         ("skip", "x" * 4097),
-        ("spans", [0.5, True]),
-        ("spans", [0.5, float("nan")]),
-        ("spans", [float("-inf")]),
-        ("spans", 0.5),
-        ("spans", [1.0] * (MAX_ITEMS - 1) + ["x"]),
+        ("restore", [[1]]),
+        ("restore", [[1, 2, 3]]),
+        ("restore", [[1, -2]]),
+        ("restore", [{"n": 1, "use": 2}]),
+        ("restore", {}),
+        ("restore", [[1, 2]] * (MAX_ITEMS - 1) + ["x"]),
     ],
 )
 def test_a_wrong_field_is_named(field: str, value: Any) -> None:
     header = header_of(OP)
-    header[2][field] = value
+    header.rest[field] = value
     error = spoiled(header)
     assert error.reason == "field"
     assert f"Prefill.{field}" in error.detail
 
 
-def test_an_integer_is_welcome_where_a_float_is_meant() -> None:
+@pytest.mark.parametrize("field", ["seq", "use.slot", "ring.term.n", "att.incarnation"])
+@pytest.mark.parametrize("value", [2**63, 2**64 - 1])
+def test_a_number_that_no_receivers_int64_holds_is_refused(field: str, value: int) -> None:
     header = header_of(OP)
-    header[2]["spans"] = [1, 2]
-    got = wire.decode([MAGIC, msgpack.packb(header)])[1]
-    assert isinstance(got, Prefill)
-    assert [type(s) for s in got.spans] == [float, float]
-
-
-@pytest.mark.parametrize("name", [f.name for f in fields(Prefill)])
-def test_a_missing_field_is_named_even_where_the_class_has_a_default(name: str) -> None:
-    header = header_of(OP)
-    del header[2][name]
+    header.numbers[field] = value
     error = spoiled(header)
-    assert (error.reason, error.detail) == ("field", f"Prefill: no field {name}")
+    assert (error.reason, error.detail) == ("field", f"Prefill.{field}: above {2**63 - 1}")
 
 
-def test_unknown_fields_are_named() -> None:
+@pytest.mark.parametrize(
+    "reals", [[0.5, float("nan")], [float("-inf")], [float("inf"), float("-inf")]]
+)
+def test_a_real_that_is_no_finite_number_is_refused(reals: list[float]) -> None:
     header = header_of(OP)
-    header[2]["shiny"] = 1
-    assert spoiled(header).detail == "Prefill: unknown field 'shiny'"
-    header = header_of(Ask("", "raw", 1, Sampling()), (Blob.text(""),))
-    header[2]["sampling"]["shiny"] = 1
-    assert spoiled(header, b"").detail == "Ask.sampling: unknown field 'shiny'"
+    header.reals = reals
+    assert spoiled(header).detail == "Prefill.spans: not all are finite numbers"
 
 
-@pytest.mark.parametrize("name", ["Prefil", "prefill", "", None, 3, [], {}, "object"])
-def test_an_unknown_message_is_refused(name: Any) -> None:
-    assert spoiled([BEAT[0], name, {}, []]).reason == "message"
+def test_reals_whose_sum_is_too_large_are_good() -> None:
+    header = header_of(OP)
+    header.reals = [1.7e308, 1.7e308]
+    got = wire.decode([MAGIC, header.pack()])[1]
+    assert isinstance(got, Prefill)
+    assert got.spans == (1.7e308, 1.7e308)
+    assert wire.decode(wire.encode(ENVELOPE, got))[1] == got
+
+
+@pytest.mark.parametrize("more", [b"x", b"1234567"])
+def test_bytes_that_are_no_whole_real_are_refused(more: bytes) -> None:
+    assert refusal(MAGIC, header_of(OP).pack() + more).reason == "field"
+
+
+def test_more_reals_than_a_list_may_have_are_refused() -> None:
+    header = header_of(OP)
+    header.reals = [0.0] * (MAX_ITEMS + 1)
+    assert spoiled(header).reason == "field"
+
+
+def test_an_integer_is_welcome_where_a_float_is_meant() -> None:
+    header = header_of(Grant(ATT, USE, 1.5))
+    header.rest["waited"] = 2
+    got = wire.decode([MAGIC, header.pack()])[1]
+    assert isinstance(got, Grant)
+    assert (got.waited, type(got.waited)) == (2.0, float)
+
+
+def test_unknown_and_missing_fields_of_a_map_are_named() -> None:
+    for change, said in (
+        (lambda s: s.update(shiny=1), "Ask.sampling: unknown field 'shiny'"),
+        (lambda s: s.pop("seed"), "Ask.sampling: no field seed"),
+    ):
+        header = header_of(Ask("", "raw", 1, Sampling()), (Blob.text(""),))
+        change(header.rest["sampling"])
+        assert spoiled(header, b"").detail == said
+
+
+@pytest.mark.parametrize("number", [len(MESSAGES), 255])
+def test_an_unknown_message_is_refused(number: int) -> None:
+    part = bytearray(header_of(BEAT).pack())
+    part[len(wire.head(ENVELOPE))] = number
+    assert refusal(MAGIC, bytes(part)).reason == "message"
 
 
 @pytest.mark.parametrize(
@@ -144,54 +170,82 @@ def test_an_unknown_message_is_refused(name: Any) -> None:
         [],
         None,
         {},
-        ["a", 1, "b", 2, 3],
-        ["a", 1, "b", 2, 3, 4, 5],
-        [1, 1, "b", 2, 3, 4],
-        ["a", -1, "b", 2, 3, 4],
-        ["a", 1, "b", 2, 3, 2**63],
-        ["a", 1, "b" * 256, 2, 3, 4],
-        ["a", True, "b", 2, 3, 4],
+        ["a", 1, "b", 2],
+        ["a", 1, "b", 2, 3, 4],
+        [1, 1, "b", 2, 3],
+        ["a", -1, "b", 2, 3],
+        ["a", 1, "b", 2, 2**63],
+        ["a", 1, "b" * 256, 2, 3],
+        ["a", True, "b", 2, 3],
+        ["a", 1.0, "b", 2, 3],
     ],
 )
 def test_a_wrong_envelope_is_refused(envelope: Any) -> None:
-    assert spoiled([envelope, *BEAT[1:]]).reason == "envelope"
+    header = header_of(BEAT)
+    header.envelope = envelope
+    assert spoiled(header).reason == "envelope"
 
 
-ENCODED_BEAT = msgpack.packb(BEAT)
+def test_a_wrong_seq_is_refused() -> None:
+    header = header_of(BEAT)
+    header.seq = 2**63
+    assert spoiled(header).reason == "envelope"
+    assert wire.decode_in(wire.head(ENVELOPE), [MAGIC, header.pack()]) is None
+
+
+ENCODED_BEAT = bytes(wire.encode(ENVELOPE, BEAT)[1])
+START = len(wire.head(ENVELOPE))  # of the message in it
+
+
+@pytest.mark.parametrize("length", range(len(ENCODED_BEAT)))
+def test_a_cut_header_is_refused(length: int) -> None:
+    for part in (ENCODED_BEAT[:length], ENCODED_BEAT[:length] + b"\xc1" * 3):
+        assert refusal(MAGIC, part).reason in ("header", "message", "envelope", "blob", "field")
+    with pytest.raises(RemoteError):
+        wire.decode([MAGIC, ENCODED_BEAT[:length]])
+
+
+def test_bytes_behind_a_message_without_reals_are_refused() -> None:
+    assert refusal(MAGIC, ENCODED_BEAT + b"\xc0").reason == "header"
 
 
 @pytest.mark.parametrize(
-    "part",
+    "rest",
     [
         b"",
         b"\xc1",  # never used in msgpack
-        ENCODED_BEAT + b"\xc0",
-        msgpack.packb(BEAT[:3]),
-        msgpack.packb([*BEAT, None]),
-        msgpack.packb({"envelope": BEAT[0]}),
-        msgpack.packb([BEAT[0], BEAT[1], {1: 2}, []]),
-        msgpack.packb([BEAT[0], BEAT[1], {b"work": 1}, []]),
-        msgpack.packb([BEAT[0], b"Heartbeat", {}, []]),
-        msgpack.packb([BEAT[0], msgpack.Timestamp(1), {}, []]),
-        msgpack.packb([BEAT[0], msgpack.ExtType(5, b"x"), {}, []]),
-        b"\x94\xc7\x00\x05\xc0\xc0\xc0",  # an extension type of no bytes
-        b"\x94\xc7\x00\xff\xc0\xc0\xc0",  # a timestamp of no bytes
-        b"\x94\xa1\xff\xc0\xc0\xc0",  # a string that is not UTF-8
+        msgpack.packb([True]),
+        msgpack.packb([True, [], None]),
+        msgpack.packb({"busy": True}),
+        msgpack.packb([True, []]) + b"\xc0",
+        msgpack.packb([{1: 2}, []]),
+        msgpack.packb([b"busy", []]),
+        msgpack.packb([msgpack.Timestamp(1), []]),
+        msgpack.packb([msgpack.ExtType(5, b"x"), []]),
+        b"\x92\xc7\x00\x05\x90",  # an extension type of no bytes
+        b"\x92\xc7\x00\xff\x90",  # a timestamp of no bytes
+        b"\x92\xa1\xff\x90",  # a string that is not UTF-8
         b"\x91" * 1000 + b"\xc0",
         b"\x91" * 60_000,
         b"\x81\xa1a" * 20_000,
     ],
-    ids=range(17),
+    ids=range(16),
 )
+def test_a_wrong_rest_is_refused(rest: bytes) -> None:
+    behind = headers.fixed(headers.LAYOUTS[Heartbeat], [1], 4, rest) + rest
+    assert refusal(MAGIC, headers.around(HEAD, behind)).reason == "header"
+
+
+@pytest.mark.parametrize("part", [b"", b"\x00", b"\xff\xff", b"\x00\x00", b"\x01\x00\xc1"], ids=str)
 def test_a_wrong_header_is_refused(part: bytes) -> None:
     assert refusal(MAGIC, part).reason == "header"
 
 
 def test_deep_nesting_where_a_field_belongs_is_refused() -> None:
-    deep = b"\x91" * 900 + b"\xc0"
-    fields_part = msgpack.packb("work") + deep + msgpack.packb("busy") + deep
-    head = b"\x94" + msgpack.packb(BEAT[0]) + msgpack.packb("Heartbeat")
-    assert refusal(MAGIC, head + b"\x82" + fields_part + b"\x90").reason == "field"
+    reals = 3 * (b"\xcb" + bytes(8))
+    rest = b"\x95" + b"\x91" * 900 + b"\xc0" + reals + b"\x90"
+    behind = headers.fixed(headers.LAYOUTS[Heartbeat], [1], 4, rest) + rest
+    assert refusal(MAGIC, headers.around(HEAD, behind)).reason == "field"
 
 
 @pytest.mark.parametrize("magic", [b"", b"ZPD", b"ZPD0", b"zpd1", b"ZPD12345", b"x" * 9999])
@@ -199,7 +253,7 @@ def test_what_is_no_zpd_is_refused(magic: bytes) -> None:
     assert refusal(magic, ENCODED_BEAT).reason == "magic"
 
 
-@pytest.mark.parametrize("magic", [b"ZPD1", b"ZPD11", b"ZPD9999"])
+@pytest.mark.parametrize("magic", [b"ZPD1", b"ZPD2", b"ZPD11", b"ZPD9999"])
 def test_another_protocol_is_refused_by_name(magic: bytes) -> None:
     error = refusal(magic, ENCODED_BEAT)
     said = f"{magic[3:].decode()}; {wire.PROTOCOL} is spoken here"
@@ -246,7 +300,8 @@ def test_the_number_of_parts_is_capped(count: int) -> None:
 )
 def test_a_wrong_blob_row_is_refused(row: Any) -> None:
     header = header_of(OP, (TENSOR,))
-    assert spoiled([*header[:3], [row]], bytes(8)).reason == "blob"
+    header.table = [row]
+    assert spoiled(header, bytes(8)).reason == "blob"
 
 
 @pytest.mark.parametrize(
@@ -259,52 +314,66 @@ def test_a_wrong_blob_row_is_refused(row: Any) -> None:
 )  # fmt: skip
 def test_a_wrong_checksum_is_refused(crc: Any) -> None:
     header = header_of(OP, (TENSOR,))
-    header[3] = [["uint8", [8], 8, crc]]
+    header.table = [["uint8", [8], 8, crc]]
     assert spoiled(header, b"12345678").reason == "checksum"
 
 
 @pytest.mark.parametrize("shape", [(0, 2**62), (0, 2**30, 2**30), (2**15, 0, 2**16)])
 def test_an_empty_blob_whose_shape_overflows_is_refused(shape: tuple[int, ...]) -> None:
     header = header_of(OP, (TENSOR,))
-    header[3] = [["float32", shape, 0, None]]
+    header.table = [["float32", shape, 0, None]]
     assert spoiled(header, b"").reason == "blob"
 
 
 def test_the_largest_empty_shape_can_be_viewed() -> None:
     shape = (2**10, 0, 2**10, 2**8)
     header = header_of(OP, (TENSOR,))
-    header[3] = [["float32", shape, 0, None]]
-    assert wire.decode([MAGIC, msgpack.packb(header), b""])[2][0].numpy().shape == shape
+    header.table = [["float32", shape, 0, None]]
+    assert wire.decode([MAGIC, header.pack(), b""])[2][0].numpy().shape == shape
 
 
 def test_a_table_that_does_not_match_the_parts_is_refused() -> None:
     header = header_of(OP, (TENSOR,))
     assert spoiled(header).reason == "blob"
     assert spoiled(header, bytes(32), bytes(32)).reason == "blob"
-    assert spoiled([*header[:3], None]).reason == "blob"
-    assert spoiled([*header[:3], {}]).reason == "blob"
+    for table in (None, {}, "", 0):
+        header.table = table
+        assert spoiled(header).reason == "blob"
 
 
-@pytest.mark.parametrize("ring", [[[True, 0], [1]], [[1, False], [1]], [[1, 0], [1.0]]], ids=str)
-def test_what_equals_the_last_ring_but_is_no_integer_is_refused(ring: Any) -> None:
-    """The last ring is remembered, and Python says that True == 1 == 1.0."""
+@pytest.mark.parametrize("stages", [[True], [1.0]], ids=str)
+def test_what_equals_the_last_ring_but_is_no_integer_is_refused(stages: Any) -> None:
+    """What came last is remembered, and Python says that True == 1 == 1.0."""
     message = Open(Ring(Term(1, 0), (1,)), 1)
     assert wire.decode(wire.encode(ENVELOPE, message))[1] == message
     header = header_of(message, ())
-    assert header[2]["ring"] == [[1, 0], [1]]
-    header[2]["ring"] = ring
+    assert header.rest == {"ring.stages": [1]}
+    header.rest["ring.stages"] = stages
     assert spoiled(header).reason == "field"
+
+
+def test_a_remembered_rest_says_nothing_about_the_parts() -> None:
+    """The blob table of an op like the last one is not read again, its parts are."""
+    parts = [bytes(p) for p in wire.encode(ENVELOPE, OP, [TENSOR])]
+    for _ in range(2):
+        assert wire.decode(parts)[2] == (Blob("float32", (2, 1, 2, 2), memoryview(parts[2])),)
+        assert refusal(*parts[:2], parts[2][:-1]).reason == "blob"
+        assert refusal(*parts[:2]).reason == "blob"
+        assert refusal(*parts, b"").reason == "blob"
+        with pytest.raises(RemoteError, match="agreed"):
+            wire.decode(parts, "crc32")
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    for n in range(2 * wire.REMEMBERED):
+        part = wire.encode(ENVELOPE, End(USE, TERM, f"stage-{n}"))
+        assert wire.decode(part)[1] == End(USE, TERM, f"stage-{n}")
+    wire.decode(wire.encode(ENVELOPE, Status(True, "x" * 4000), [Blob.text("")]))
+    assert 0 < len(wire._known) <= wire.REMEMBERED
+    assert max(len(packed) for _, packed in wire._known) <= wire.SHORT
 
 
 @pytest.mark.parametrize("name", ["source", "target", "session", "source_incarnation"])
 def test_a_header_of_another_session_is_not_read_as_this_ones(name: str) -> None:
     other = replace(ENVELOPE, **{name: "else" if name in ("source", "target") else 77})
     assert wire.decode_in(wire.head(ENVELOPE), wire.encode(other, OP, [TENSOR])) is None
-
-
-@pytest.mark.parametrize("seq", [-1, True, 1.0, 2**63, None, "1", [1]], ids=str)
-def test_a_seq_that_is_none_is_not_read_within_a_session(seq: Any) -> None:
-    rest = msgpack.packb([seq, "Heartbeat", {"work": 1, "busy": True}, []])
-    parts = [MAGIC, wire.head(ENVELOPE) + rest[1:]]
-    assert wire.decode_in(wire.head(ENVELOPE), parts) is None
-    assert refusal(*parts).reason == "envelope"

@@ -114,8 +114,10 @@ def test_text_that_is_none() -> None:
     [
         (Heartbeat(-1, True), "Heartbeat.work"),
         (Heartbeat(2**63, True), "Heartbeat.work"),
-        (Heartbeat(True, True), "Heartbeat.work"),
-        (Heartbeat(np.int64(1), True), "Heartbeat.work"),  # type: ignore[arg-type]
+        (Heartbeat(1.0, True), "Heartbeat.work"),  # type: ignore[arg-type]
+        (Heartbeat("1", True), "Heartbeat.work"),  # type: ignore[arg-type]
+        (Heartbeat(None, True), "Heartbeat.work"),  # type: ignore[arg-type]
+        (Heartbeat(2**64, True), "Heartbeat.work"),
         (Heartbeat(1, 1), "Heartbeat.busy"),  # type: ignore[arg-type]
         (Grant(ATT, (1, 0, 0, 0)), "Grant.use"),  # type: ignore[arg-type]
         (Grant((1, 2), Use(1, 0, 0, 0)), "Grant.att"),  # type: ignore[arg-type]
@@ -135,6 +137,28 @@ def test_a_message_that_a_peer_would_refuse_is_a_bug(message: Any, said: str) ->
         wire.encode(ENVELOPE, message)
 
 
+@pytest.mark.parametrize("work", [True, np.int64(1), np.uint8(1)], ids=repr)
+def test_whatever_is_a_whole_number_arrives_as_an_int(work: Any) -> None:
+    got = wire.decode(joined(wire.encode(ENVELOPE, Heartbeat(work, True))))[1]
+    assert isinstance(got, Heartbeat)
+    assert (got.work, type(got.work)) == (1, int)
+
+
+def test_what_is_packed_once_for_equal_rests_is_never_stale() -> None:
+    """A map can change after it was sent; what cannot may be packed once."""
+    seal, spans = wire.Seal(ENVELOPE), {"kv": 1.0}
+    for value in (1.0, 2.0):
+        spans["kv"] = value
+        got = wire.decode(joined(seal.encode(1, Token(ATT, 0, (), "", spans))))[1]
+        assert isinstance(got, Token)
+        assert got.spans == {"kv": value}
+    for n, size in ((1, 4), (2, 8), (3, 8), (4, 4)):
+        blob = Blob("uint8", (size,), memoryview(bytes(size)))
+        sent = Status(True, "")
+        got_seq = wire.decode(joined(seal.encode(n, sent, [blob])))
+        assert (got_seq[0].seq, got_seq[1], got_seq[2][0].shape) == (n, sent, (size,))
+
+
 def test_names_have_255_bytes() -> None:
     names = ["é" * n + "x" for n in (127, 128)]
     assert len(names[0].encode()) == MAX_NAME
@@ -150,12 +174,13 @@ def test_names_have_255_bytes() -> None:
         (Ask("\ud800", "raw", 1, Sampling()), "not Unicode"),
         (Ask("", "raw", -1, Sampling()), r"Ask\.max_tokens"),
         (Ask("", "raw", 1, Sampling(seed=2**63)), r"Ask\.sampling\.seed"),
+        (Ask("", "raw", 1, Sampling(logprobs=-2)), r"Ask\.sampling\.logprobs"),
         (Ask("", "raw", 1, Sampling(), ("x" * 256,)), r"Ask\.stop"),
         (Ask("", "raw", 1, Sampling(), ("\ud800",)), "not Unicode"),
         (Ask("", "raw", 1, Sampling(), ("x" * 255,) * 256), "header"),
         (Ask("", "raw", 1, Sampling(), timeout=float("inf")), r"Ask\.timeout"),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_what_a_person_typed_is_no_bug(ask: Ask, said: str) -> None:
     with pytest.raises(UserError, match=said):

@@ -8,8 +8,9 @@ from typing import Any
 
 from nodes.engine.toy import toy_answer
 from tools.depths import report
-from tools.depths.report import Behind, Cut, Ran
+from tools.depths.report import Behind, Cut, Packed, Ran
 from tools.depths.ring import Answer, Asker, Question
+from zpd import packing
 
 DEPTHS = ("1", "2", "4", "8", "16", "auto")
 REPEATS = 5
@@ -93,6 +94,21 @@ def cuts(
         both = [Question(prompts[0], TOKENS, cancel=when), Question(prompts[1], TOKENS, at=0.001)]
         batch = asker.batch(both, depth)
         found.append(Cut(batch.seen, right(_ids(batch.answers[1:]))))
+    return found
+
+
+def packs(
+    asker: Asker, prompts: Sequence[Sequence[int]], right: Right, repeats: int
+) -> list[Packed]:
+    """S8. All ``prompts`` at once, with packing and without, in turn."""
+    found = []
+    for repeat in range(-1, repeats):
+        for mode in (packing.OFF, packing.AUTO)[:: 1 if repeat % 2 else -1]:
+            batch = asker.batch([Question(p, TOKENS) for p in prompts], DEPTHS[-1], packing=mode)
+            if repeat >= 0:
+                ttfts = [a.ttft for a in batch.answers]
+                fine = right(_ids(batch.answers))
+                found.append(Packed(mode, ttfts, batch.seen.took, fine))
     return found
 
 

@@ -36,8 +36,8 @@ def noted(at: float, peer: str, sent: bool, message: Message) -> dict[str, Any] 
             return {"at": at, "kind": kind, "label": label}
         case Reserve(att=att):
             return {"at": at, "kind": kind, "att": str(att)}
-        case Prefill(att=att, seq=seq):
-            return {"at": at, "kind": kind, "att": str(att), "seq": seq}
+        case Prefill(att=att, seq=seq, more=more):
+            return {"at": at, "kind": kind, "att": str(att), "seq": seq, "more": more}
         case Reply(seq=seq, skip=skip, spans=spans):
             return {"at": at, "kind": kind, "seq": seq, "skip": skip, "spans": spans}
         case Token(att=att, index=0):
@@ -49,7 +49,7 @@ def noted(at: float, peer: str, sent: bool, message: Message) -> dict[str, Any] 
 
 class Switched(Coordinator):
     """``depth``: a number or "auto", whose sizer remembers what it saw in earlier batches;
-    ``order``: as in a topology file; ``notes``: "on" or "off"."""
+    ``order``, ``packing``: as in a topology file; ``notes``: "on" or "off"."""
 
     def __init__(self, context: Context, topology: Topology, node: Node) -> None:
         self.recorder = Recorder(context, noted)
@@ -70,6 +70,7 @@ class Switched(Coordinator):
         s.sizer = self.sizer if depth == AUTO else None
         s.window.depth = self.sizer.depth if depth == AUTO else int(depth)
         s.order = Order(fields["order"])
+        s.topology = replace(s.topology, packing=fields.get("packing", s.topology.packing))
         self.recorder.on = fields.get("notes", "on") == "on"
 
 

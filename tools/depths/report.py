@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from tools.depths.trips import Seen
+from zpd import packing
 
 SERIAL = "1"
 
@@ -68,6 +69,22 @@ class Cut:
     def chunks(self) -> float:
         assert self.seen.cancelled is not None
         return (self.seen.first("1") - self.seen.cancelled) / max(self.seen.taus)
+
+    @property
+    def stages(self) -> float:
+        """Until the last stage has ended the chunk that it was in: nothing can be sooner."""
+        assert self.seen.cancelled is not None
+        return (self.seen.ended(self.seen.cancelled) - self.seen.cancelled) / max(self.seen.taus)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Short prompts, all asked at once. Their TTFTs; ``prefill``: all of them on the ring."""
+
+    mode: str
+    ttfts: Sequence[float]
+    prefill: float
+    right: bool
 
 
 def rows(name: str, ran: Sequence[Ran]) -> list[dict[str, Any]]:
@@ -134,7 +151,36 @@ def cut(name: str, depth: str, ran: Sequence[Cut]) -> dict[str, Any]:
         "repeats": len(ran),
         "start_chunks": median(r.chunks for r in ran),
         "most_start_chunks": max(r.chunks for r in ran),
-        "skipped": median(r.seen.skipped for r in ran),
+        "stages_chunks": median(r.stages for r in ran),
+        "most_stages_chunks": max(r.stages for r in ran),
+        "skipped": median(len(r.seen.skipped) for r in ran),
+        "right": all(r.right for r in ran),
+    }
+
+
+def packed(name: str, ran: Sequence[Packed]) -> dict[str, Any]:
+    """S8."""
+
+    def typical(of: Callable[[Packed], float]) -> tuple[float, float]:
+        """With packing, and without."""
+        on, off = ([of(r) for r in ran if r.mode == m] for m in (packing.AUTO, packing.OFF))
+        return median(on), median(off)
+
+    last = typical(lambda r: max(r.ttfts))
+    middle = typical(lambda r: median(r.ttfts))
+    prefill = typical(lambda r: r.prefill)
+    return {
+        "name": name,
+        "prompts": len(ran[0].ttfts),
+        "repeats": len(ran) // 2,
+        "prefill_s": prefill[0],
+        "prefill_off_s": prefill[1],
+        "prefill_gain": prefill[1] / prefill[0] - 1,
+        "last_ttft_s": last[0],
+        "last_ttft_off_s": last[1],
+        "packing_gain": last[1] / last[0] - 1,
+        "median_ttft_s": middle[0],
+        "median_ttft_off_s": middle[1],
         "right": all(r.right for r in ran),
     }
 

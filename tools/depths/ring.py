@@ -18,6 +18,7 @@ from zpd.client import Client
 from zpd.errors import RemoteError
 from zpd.layers import TOY
 from zpd.messages import Accepted, Ask, Cancel, Delta, Done, Message
+from zpd.packing import AUTO
 from zpd.requests import Sampling
 from zpd.testing.shaper import Leg, Shape, Shaper
 from zpd.wire import Blob
@@ -142,14 +143,17 @@ class Asker:
         """See ``tools.warm.engine``."""
         return self._warm.receive(client, until)
 
-    def set(self, depth: str, order: str, notes: bool = True) -> None:
+    def set(self, depth: str, order: str, notes: bool = True, packing: str = AUTO) -> None:
         """Once the ring is idle. ``notes``: whether what passes from now on is noted."""
         fields = {"depth": depth, "order": order, "notes": "on" if notes else "off"}
+        fields["packing"] = packing
         self._warm.set(COORDINATOR, fields)
 
-    def batch(self, questions: Sequence[Question], depth: str, order: str = "fifo") -> Batch:
+    def batch(
+        self, questions: Sequence[Question], depth: str, order: str = "fifo", packing: str = AUTO
+    ) -> Batch:
         """Each at its time, in one session. Raises RemoteError where a request fails."""
-        self.set(depth, order)
+        self.set(depth, order, packing=packing)
         n = len(questions)
         uids: dict[str, int] = {}  # uid -> place
         asked, first = [0.0] * n, [float("inf")] * n

@@ -29,6 +29,9 @@ def show(rows: Rows, summaries: Rows, extra: Rows, loads: Rows) -> None:
             f"depth 8 against 1: {r['depth_8_vs_1']:.2f} x, by the law {r['law_8_vs_1']:.2f} x"
         )
     for r in extra:
+        if "packing_gain" in r:
+            print(f"{r['name']}: {_packed(r)}")
+            continue
         said = _behind(r) if "policy" in r else _cut(r)
         print(f"{r['name']}, depth {r['depth']} ({r['used']} used): {said}")
     for r in loads:
@@ -46,8 +49,18 @@ def _behind(r: dict[str, Any]) -> str:
     )
 
 
+def _packed(r: dict[str, Any]) -> str:
+    return (
+        f"prefilled in {r['prefill_s']:.3f} s, without packing {r['prefill_off_s']:.3f} s "
+        f"({r['prefill_gain']:+.1%}); the last first token after {r['last_ttft_s']:.3f} s, without "
+        f"{r['last_ttft_off_s']:.3f} s ({r['packing_gain']:+.1%}); the median one after "
+        f"{r['median_ttft_s']:.3f} s, without {r['median_ttft_off_s']:.3f} s"
+    )
+
+
 def _cut(r: dict[str, Any]) -> str:
     return (
         f"the next one starts after {r['start_chunks']:.2f} chunk times "
-        f"(most {r['most_start_chunks']:.2f})"
+        f"(most {r['most_start_chunks']:.2f}), {r['stages_chunks']:.2f} of them until the stages "
+        f"have ended the chunks they were in (most {r['most_stages_chunks']:.2f})"
     )

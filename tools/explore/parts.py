@@ -54,7 +54,7 @@ from zpd.messages import (
     Token,
 )
 from zpd.requests import Sampling
-from zpd.ring import RingState
+from zpd.ring import CANCELLED, RingState
 from zpd.window import OutOfOrder
 
 
@@ -175,7 +175,7 @@ class Stage(Peered):
 
     def on_receive(self, channel: int, message: Any) -> None:
         if isinstance(message, Skip):
-            self.ring.hint(message.use)
+            self._hint(message)
         elif isinstance(message, Open):
             if not self.ring.open(message):
                 self.opening = [message]
@@ -190,6 +190,15 @@ class Stage(Peered):
             self._progress()
         else:
             self._op(message)
+
+    def _hint(self, message: Skip) -> None:
+        held = self.ring.holds(message.use)
+        if not self.tail:
+            self.ring.hint(message.use)
+        elif held:
+            self.ring.fail(message.use, CANCELLED)
+        if held and not self.tail:
+            self.send(self.onward, message)
 
     def _op(self, op: Prefill) -> None:
         if why := self.ring.begin(op):

@@ -28,7 +28,7 @@ def describe(message: Message) -> str:
     said = [type(message).__name__]
     for f in fields_of(message):
         value = getattr(message, f.name)
-        if type(f.default) is int and value == f.default:
+        if type(f.default) in (int, bool) and value == f.default:
             continue  # of a feature that is not used here
         if isinstance(value, Ring):
             value = value.term
