@@ -23,7 +23,7 @@ from zpd.attempt import Live, Request
 from zpd.decisions import Action, Finished, Grew, Refusal, Routed, Send
 from zpd.errors import Outcome, RemoteError, UserError
 from zpd.facts import limits, plan_differs
-from zpd.ids import Attempt
+from zpd.ids import Attempt, Term
 from zpd.lanecache import OFF
 from zpd.messages import (
     Accepted,
@@ -44,6 +44,7 @@ from zpd.messages import (
     ReserveLane,
     Token,
 )
+from zpd.ring import RingState
 from zpd.routing import COST
 from zpd.scheduler import Scheduler
 from zpd.topology import Node, Topology
@@ -70,9 +71,10 @@ class Coordinator(Actor):
         self.door = Waiting()
         self.way_out = WayOut(context, self._stopped)
         self.uids = 0
-        self.sent_at: dict[int, float] = {}  # seq of an outstanding op -> when it left
+        self.sent: dict[int, tuple[float, bool]] = {}  # seq of an outstanding op -> when, more
         self.was_ready: tuple[bool, str] | None = None
         self.ready_since = 0.0  # when that word was first said
+        self.was_open: Term | None = None  # the ring's, as the log has it
 
     def facts(self) -> dict[str, str]:
         return facts(self.topology)
@@ -188,17 +190,18 @@ class Coordinator(Actor):
             self.context.event("reply_out_of_order", why=str(error))
             actions = self.scheduler.out_of_order(now, error)
         else:
-            took = now - self.sent_at.pop(message.seq, now)
+            sent_at, _ = self.sent.pop(message.seq, (now, False))
             self.context.event(
                 "op_replied", att=message.att, use=message.use, seq=message.seq,
-                start=message.start, stop=message.stop, skip=message.skip, took=took,
+                start=message.start, stop=message.stop, skip=message.skip, took=now - sent_at,
+                outstanding=self._outstanding(),
             )  # fmt: skip
         self._do(actions)
 
     def _opened(self, message: Open | Opened) -> None:
         if self.scheduler.opened(message):
             ring = self.scheduler.ring.ring
-            self.sent_at.clear()
+            self.was_open = ring.term
             self.context.event("ring_opened", term=ring.term, stages=list(ring.stages))
 
     # ---- door --------------------------------------------------------------------------------
@@ -274,6 +277,7 @@ class Coordinator(Actor):
     # ---- way out -----------------------------------------------------------------------------
 
     def _do(self, actions: list[Action]) -> None:
+        self._watch_ring()
         for action in actions:
             if isinstance(action, Send):
                 self._send(action)
@@ -308,11 +312,11 @@ class Coordinator(Actor):
     def _log_sent(self, message: Message) -> None:
         event = self.context.event
         if isinstance(message, Prefill):
-            self.sent_at[message.seq] = self.context.now()
+            self.sent[message.seq] = (self.context.now(), message.more)
             event(
                 "op_sent", att=message.att, use=message.use, seq=message.seq,
-                start=message.start, stop=message.stop, last=message.last,
-                outstanding=len(self.scheduler.window),
+                start=message.start, stop=message.stop, last=message.last, more=message.more,
+                outstanding=self._outstanding(), depth=self.scheduler.window.depth,
             )  # fmt: skip
             self._log_prefix(message)
         elif isinstance(message, Reserve | ReserveLane):
@@ -334,6 +338,19 @@ class Coordinator(Actor):
             "prefix_used", uid=live.request.uid, att=op.att, n_prompt=live.n_prompt,
             cached=cached, restored=restored, mode=mode,
         )  # fmt: skip
+
+    def _outstanding(self) -> int:
+        """As the log has it, line by line; the window is ahead of it."""
+        return sum(not more for _, more in self.sent.values())
+
+    def _watch_ring(self) -> None:
+        ring = self.scheduler.ring
+        if self.was_open is not None and ring.state is not RingState.OPEN:
+            self.context.event(
+                "ring_broken", term=self.was_open, why=ring.why, outstanding=self._outstanding()
+            )
+            self.was_open = None
+            self.sent.clear()
 
     def _watch_ready(self) -> None:
         ready = self.ready()

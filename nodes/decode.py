@@ -79,6 +79,8 @@ class DecodeNode(Actor):
         self.block_bytes = self.engine.block_bytes if self.cache else 0
         self.coordinator = topology.coordinator.name
         self.loaded = False
+        self.lanes_logged = list(self.owner.lanes)
+        self.slots_logged: dict[int, tuple[Attempt | None, float]] = {}  # whose, changed when
         self.told = NO_TERM  # the newest term whose opening we told the coordinator
 
     @property
@@ -254,6 +256,8 @@ class DecodeNode(Actor):
     # ---- out: what the owner decided ---------------------------------------------------------
 
     def _do(self, actions: list[Action]) -> None:
+        if self.owner.lanes != self.lanes_logged:
+            self._log_lanes()
         for action in actions:
             if isinstance(action, Step):
                 self._log(action)
@@ -281,11 +285,25 @@ class DecodeNode(Actor):
                 at = self.context.now() + self.topology.timeouts.drain
                 self.context.set_timer((action.slot, action.epoch), at)
 
+    def _log_lanes(self) -> None:
+        now = self.owner.lanes
+        for lane, (before, after) in enumerate(zip(self.lanes_logged, now, strict=True)):
+            if before != after:
+                self.context.event(
+                    "lane_changed", lane=lane, before=before or "", after=after or ""
+                )
+        self.lanes_logged = list(now)
+
     def _log(self, step: Step) -> None:
+        now = self.context.now()
+        att, since = self.slots_logged.get(step.slot, (None, now))
+        if step.event is Event.RESERVE:
+            att = self.owner.slots[step.slot].att
         self.context.event(
             "slot_transition", slot=step.slot, epoch=step.epoch, step=step.event,
-            user=step.user, before=step.before, after=step.after,
+            user=step.user, before=step.before, after=step.after, att=att or "", age=now - since,
         )  # fmt: skip
+        self.slots_logged[step.slot] = (att, since if step.before == step.after else now)
         if step.freed:
             self.context.cancel_timer((step.slot, step.epoch))
             self.context.event("slot_freed", slot=step.slot, epoch=step.epoch)

@@ -212,6 +212,7 @@ class Lanes:
             answer.made.append(token)
         finish = sampler.finish(token, answer.request.max_tokens)
         spans = answer.marks if index == 0 else {}
+        self._context.event("token_sampled", att=att, lane=answer.lane, index=index, finish=finish)
         blobs = [Blob.of(row[None]) for row in sampler.logprobs or ()]
         message = Token(att, index, (token,), finish, dict(spans))
         self._context.send(self._coordinator, message, blobs)

@@ -105,6 +105,8 @@ class PrefillNode(Actor):
             elif isinstance(message, Prefill) and message.skip:
                 self.ring.fail(message.use, message.skip)  # no op before it is of any use either
             self.queue.append((message, blobs, self.context.now()))
+            if isinstance(message, Prefill):
+                self.context.event("op_arrived", **_keys(message))
             self._next()
         else:
             raise RemoteError("not_for_me", f"{type(message).__name__} from {peer}")
@@ -247,9 +249,12 @@ class PrefillNode(Actor):
     def _skipped(self, t: Taken) -> None:
         self.spoilt.add(t.op.use)
         self._pass_op(t.op, t.skip, (), (t.waited, 0.0))
+        spans = {"waited": t.waited, "computed": 0.0, "sent": 0.0}
+        self.context.event("op_computed", **_keys(t.op), skip=t.skip, **spans)
 
     def _computed(self, op: Prefill, results: Results, spans: tuple[float, float]) -> None:
         self.ops += 1
+        handed = self.context.now()
         if isinstance(results, Exception):
             self._failed(op, f"{type(results).__name__}: {results}")
         # not so when it was begun: it failed meanwhile (see _ahead), or was cancelled, and whoever
@@ -266,8 +271,8 @@ class PrefillNode(Actor):
             activations = () if why or self.tail else (results[-1][1].activations,)
         self._pass_op(op, why, activations, spans)
         self.context.event(
-            "op_computed", att=op.att, use=op.use, seq=op.seq, start=op.start, stop=op.stop,
-            waited=spans[0], computed=spans[1],
+            "op_computed", **_keys(op), skip=why, waited=spans[0], computed=spans[1],
+            sent=self.context.now() - handed,
         )  # fmt: skip
 
     def _put_kv(self, op: Prefill, result: Forwarded) -> None:
@@ -328,3 +333,8 @@ class PrefillNode(Actor):
         """A block that could not be filled holds nothing: who should restore it fails by name."""
         if error is not None:
             self.context.event("prefix_not_kept", why=f"{type(error).__name__}: {error}")
+
+
+def _keys(op: Prefill) -> dict[str, Any]:
+    """What the log says of an op."""
+    return {"att": op.att, "use": op.use, "seq": op.seq, "start": op.start, "stop": op.stop}

@@ -29,6 +29,7 @@ class _Client:
     n_prompt: int = 0
     n_tokens: int = 0  # told to the client
     worded: bool = False  # text of it was made, or is
+    first: float | None = None  # when text first left for the client
     stopped: bool = False  # a stop string ended the text
     ended: Finished | None = None  # its last token came; the text of it is being made
 
@@ -97,6 +98,9 @@ class WayOut:
             blobs = tuple(Blob.of(blob.numpy()[:kept]) for blob in blobs)
         client.n_tokens += len(ids)
         self.context.send(client.peer, Delta(uid, delta, ids), blobs)
+        if client.first is None:
+            client.first = self.context.now()
+        self.context.event("text_sent", uid=uid, n_tokens=client.n_tokens)
         if client.stopped and client.ended is not None:
             # its last token came while this text was made, but the stop string came first
             self._done(uid, Outcome.STOP, "", client.ended.live)
@@ -133,6 +137,7 @@ class WayOut:
             return
         if result[0]:
             self.context.send(client.peer, Delta(uid, result[0], ()))
+            self.context.event("text_sent", uid=uid, n_tokens=client.n_tokens)
         self._done(uid, finished.outcome, finished.detail, finished.live)
 
     def abandon(self, uid: str, outcome: Outcome, detail: str) -> None:
@@ -146,16 +151,17 @@ class WayOut:
     def refuse(self, uid: str, outcome: Outcome, detail: str) -> None:
         """It was never admitted."""
         label = self._say(uid, outcome, detail, {}).label
-        self.context.event("request_refused", label=label, outcome=outcome, detail=detail)
+        self.context.event("request_refused", uid=uid, label=label, outcome=outcome, detail=detail)
 
     def _done(self, uid: str, outcome: Outcome, detail: str, live: Live) -> None:
         """The terminal answer of an admitted request, and its canonical line."""
-        spans = live.spans(live.ended)
+        now, live.worded = self.context.now(), self.clients[uid].first
+        spans = live.spans(now)
         client = self._say(uid, outcome, detail, spans)
         self.context.event(
-            "request_done", uid=uid, label=client.label, outcome=outcome, detail=detail,
-            route=live.route, n_prompt=client.n_prompt, n_tokens=client.n_tokens, spans=spans,
-            ttft=live.ttft, e2e=live.ended - live.request.asked, cached=live.cached,
+            "request_done", uid=uid, att=live.att, label=client.label, outcome=outcome,
+            detail=detail, route=live.route, n_prompt=client.n_prompt, n_tokens=client.n_tokens,
+            spans=spans, ttft=live.ttft, e2e=now - live.request.asked, cached=live.cached,
             restored=live.restored,
         )  # fmt: skip
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from tools import bench_link, bench_numerics, bench_prefetch, bench_serve, bench_start, bench_window
+from tools import (
+    bench_inspect,
+    bench_link,
+    bench_numerics,
+    bench_prefetch,
+    bench_serve,
+    bench_start,
+    bench_window,
+)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -16,6 +24,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     bench_prefetch.add_parser(what)
     bench_window.add_parser(what)
     bench_serve.add_parser(what)
+    bench_inspect.add_parser(what)
 
 
 def run(args: argparse.Namespace) -> int:

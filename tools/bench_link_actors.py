@@ -90,8 +90,8 @@ class Near(Actor):
         self.ops[message.seq] = self.context.now()
         self.context.event(
             "op_sent", att=message.att, use=message.use, seq=message.seq,
-            start=message.start, stop=message.stop, last=message.last,
-            outstanding=len(self.window),
+            start=message.start, stop=message.stop, last=message.last, more=False,
+            outstanding=len(self.window), depth=self.window.depth,
         )  # fmt: skip
 
     def _replied(self, message: Reply) -> None:
@@ -99,7 +99,7 @@ class Near(Actor):
         self.context.event(
             "op_replied", att=message.att, use=message.use, seq=message.seq,
             start=message.start, stop=message.stop, skip=message.skip,
-            took=self.context.now() - self.ops.pop(message.seq),
+            took=self.context.now() - self.ops.pop(message.seq), outstanding=len(self.window),
         )  # fmt: skip
         self._answered()
 

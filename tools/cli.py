@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("tools.check", "check a topology file before anything loads"),
     "models": ("tools.models", "pull and list models"),
     "bench": ("tools.bench", "measure"),
+    "inspect": ("tools.inspect.command", "what a run's logs say: requests, slots, rules broken"),
     "shape": ("tools.shape", "forward links between nodes with a delay, a bandwidth, cuts"),
     "explore": ("tools.explore.run", "walk every interleaving of the reservation machine"),
 }

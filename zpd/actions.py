@@ -43,6 +43,16 @@ class PlanDiffers:
 
 
 @dataclass(frozen=True)
+class ClockOffset:
+    """The peer's monotonic clock minus this node's, seconds, within ``error``."""
+
+    peer: str
+    incarnation: int
+    offset: float
+    error: float
+
+
+@dataclass(frozen=True)
 class LinkUp:
     """A link that this node dials has an open session."""
 
@@ -87,6 +97,7 @@ Action = (
     | PeerUp
     | PeerDown
     | PlanDiffers
+    | ClockOffset
     | LinkUp
     | LinkDown
     | InboundDown

@@ -56,6 +56,7 @@ class Live:
     granted: float | None = None
     replied: float | None = None  # the last chunk's reply
     first: float | None = None  # the first token
+    worded: float | None = None  # its text left for the client
     ended: float = 0.0
     remote: dict[str, float] = field(default_factory=dict)  # the owner's, since the grant
 
@@ -76,10 +77,10 @@ class Live:
         return next(at for at in reversed(begun[: phase + 1]) if at is not None)
 
     def spans(self, now: float) -> dict[str, float]:
-        """Seconds spent in each part of the path so far; they do not overlap, and up to the first
-        token they sum to the time since ``asked``. "lane" is the wait of a
-        prefetched request for its lane, "import" the copy into it, "first_token" the head, the
-        sampling and the token's trip here.
+        """Seconds spent in each part of the path so far; they do not overlap, and they sum to the
+        time since ``asked``. "lane" is the wait of a prefetched request for its lane, "import" the
+        copy into it, "first_token" the head, the sampling and the token's trip here, "first_text"
+        the making of its text, "last_text" what is left to do once the last token is here.
 
         The owner's times count from its grant and are placed on our clock at the grant's arrival;
         a trip of the grant later than true, so each is clamped between its neighbours.
@@ -93,6 +94,8 @@ class Live:
             if not self.local and (self.replied is not None or self.first is not None):
                 replied = first if self.replied is None else min(self.replied, first)
                 marks.append(("prefill", replied))
+            if self.first is None:  # it ended where it stands
+                marks.append(("prefill" if len(marks) == 3 else "transfer", now))
             if self.first is not None:
                 keys = [("transfer", "kv"), ("lane", "lane"), ("import", "import_end")]
                 if self.local:
@@ -103,7 +106,11 @@ class Live:
                     at = self.granted + self.remote.get(key, 0.0)
                     marks.append((name, min(max(at, marks[-1][1]), first)))
                 marks.append(("first_token", first))
-                marks.append(("decode", now))
+                if self.worded is not None:
+                    marks.append(("first_text", self.worded))
+                marks.append(("decode", max(self.ended or now, marks[-1][1])))
+                if self.ended:
+                    marks.append(("last_text", now))
         elif now > self.request.tokenised:
             marks.append(("queue", now))
         found, before = {}, self.request.asked
@@ -114,4 +121,4 @@ class Live:
 
     @property
     def ttft(self) -> float | None:
-        return None if self.first is None else self.first - self.request.asked
+        return None if self.worded is None else self.worded - self.request.asked

@@ -39,6 +39,8 @@ SECTIONS: dict[str, dict[str, Key]] = {
         "name": Key(NAME),
         "run_dir": Key(text, Topology.run_dir),
         "log_level": Key(one_of(*LEVELS), Topology.log_level),
+        "log_bytes": Key(whole(0, 2**40), Topology.log_bytes),
+        "log_files": Key(whole(1, 1000), Topology.log_files),
         "expose": Key(flag, Topology.expose),
     },
     "model": {
@@ -149,6 +151,8 @@ def parse(data: Mapping[str, Any], problems: Problems, prefetch_next: bool = Fal
         checksum=s["links"]["checksum"],
         run_dir=s["topology"]["run_dir"],
         log_level=s["topology"]["log_level"],
+        log_bytes=s["topology"]["log_bytes"],
+        log_files=s["topology"]["log_files"],
         expose=s["topology"]["expose"],
         timeouts=Timeouts(**s["timeouts"]),
     )

@@ -16,6 +16,7 @@ from typing import Any
 from zpd.errors import ZpdBug
 from zpd.ids import Attempt, Term, Use
 
+LOG_VERSION = 2  # of this table: a reader looks at it before it trusts a field
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 HEAD: dict[str, str] = {
@@ -67,6 +68,9 @@ _ROWS = (
             "topology": "name of the topology",
             "file": "the topology file",
             "fingerprint": "of the topology; nodes that talk must agree",
+            "log_version": "of this table; it grows where a field changes its meaning",
+            "log_level": "the lowest level that is written",
+            "clock": "nodes that name the same one share one monotonic clock",
         },
         "The process holds its name and serves its mailbox; its model may still load.",
     ),
@@ -104,6 +108,10 @@ _ROWS = (
           "A message could not be sent: no session is open, or its queue is full."),
     Event("ring_opened", "info", "ring", {"term": "the new term", "stages": "their incarnations"},
           "OPEN went around: every link of the ring works."),
+    Event("ring_broken", "warning", "ring",
+          {"term": "the term that is over", "why": "what broke",
+           "outstanding": "ops that get no reply any more"},
+          "Nothing of an open term is waited for any more; a new one is opened."),
     Event(
         "request_accepted", "info", "door",
         {
@@ -115,7 +123,8 @@ _ROWS = (
         "A request was tokenised and admitted.",
     ),
     Event("request_refused", "info", "door",
-          {"label": "the client's name for it", "outcome": "its one outcome", "detail": "why"},
+          {"uid": "the request", "label": "the client's name for it",
+           "outcome": "its one outcome", "detail": "why"},
           "A request was never admitted; nothing was reserved for it."),
     Event("route_chosen", "info", "desk",
           {"uid": "the request", **_ATT, "n_prompt": "tokens of its prompt",
@@ -137,13 +146,19 @@ _ROWS = (
           "The attempt has a source slot, open for every writer; or, where the decode node "
           "prefills, a lane."),
     Event("op_sent", "debug", "gate",
-          _OP | {"last": "the prompt's last chunk", "outstanding": "ops, with this one"},
+          _OP | {"last": "the prompt's last chunk", "more": "the next op is of its pack",
+                 "outstanding": "ops, with this one; a pack is one, from its last op on",
+                 "depth": "of the window"},
           "An op left for the ring."),
     Event("op_replied", "debug", "gate",
-          _OP | {"skip": "why it was not computed; empty if it was", "took": "since op_sent"},
+          _OP | {"skip": "why it was not computed; empty if it was", "took": "since op_sent",
+                 "outstanding": "ops, without this one; a pack is one"},
           "The op's reply came back, in order."),
+    Event("op_arrived", "debug", "ring", _OP, "An op is at a stage; it queues there."),
     Event("op_computed", "debug", "ring",
-          _OP | {"waited": "before the compute", "computed": "in the compute"},
+          _OP | {"skip": "why it was not computed; empty if it was",
+                 "waited": "before the compute", "computed": "in the compute",
+                 "sent": "handing on its KV and what the next stage, or the coordinator, gets"},
           "A stage is done with an op, computed or skipped."),
     Event("op_failed", "warning", "ring", _ATT | _USE | {"why": "what was raised, or refused"},
           "A stage could not compute an op: this use is skipped from here on."),
@@ -169,6 +184,8 @@ _ROWS = (
             "user": "whose state it moved; empty for the holder's",
             "before": "joint state",
             "after": "joint state",
+            "att": "whose use it is",
+            "age": "how long the joint state was what it was before",
         },
         "The reservation machine moved.",
     ),
@@ -203,6 +220,14 @@ _ROWS = (
           _ATT | _USE | {"lane": "where to", "took": "the copy",
                          "error": "what went wrong; empty if nothing"},
           "The slot is no longer read."),
+    Event("lane_changed", "debug", "loop",
+          {"lane": "number of the lane", "before": "the attempt that had it; empty: it was free",
+           "after": "who has it; empty: it is free"},
+          "A lane was taken or is free again."),
+    Event("token_sampled", "debug", "loop",
+          _ATT | {"lane": "where", "index": "of the token in the answer, from 0",
+                  "finish": "why it is the last one; empty if it is not"},
+          "A token leaves for the coordinator."),
     Event("local_computed", "debug", "loop",
           _ATT | {"lane": "where to"} | _RANGE | {"took": "with what it waited for the worker"},
           "The decode node prefilled a chunk of a prompt itself."),
@@ -216,10 +241,14 @@ _ROWS = (
           {"slot": "number of the source slot", "epoch": "refused from now on",
            "users": "who was not quiet when the drain's budget ended"},
           "A released slot was taken back without the word of its writers."),
+    Event("text_sent", "debug", "way out",
+          {"uid": "the request", "n_tokens": "tokens that the client was told of, with these"},
+          "More of an answer left for the client."),
     Event(
         "request_done", "info", "way out",
         {
             "uid": "the request",
+            "att": "its attempt",
             "label": "the client's name for it",
             "route": "who was to prefill it: remote (the ring) or local (the decode node)",
             "outcome": "its one outcome",
@@ -227,9 +256,10 @@ _ROWS = (
             "n_prompt": "tokens of its prompt",
             "n_tokens": "tokens of its answer",
             "spans": "tokenise, queue, reserve, prefill, transfer, lane (where a prefetched "
-            "request had to wait for one), import, first_token, decode: "
-            "seconds that do not overlap; as far as the request came",
-            "ttft": "from its arrival to its first token; null without one",
+            "request had to wait for one), import, first_token, first_text (the first token's "
+            "text), decode, last_text (what text is still to make, and the end): "
+            "seconds that do not overlap, and that sum to e2e; as far as the request came",
+            "ttft": "from its arrival until its first token's text leaves; null without one",
             "e2e": "from its arrival to this record",
             "cached": "prompt tokens whose KV came out of the decode node's prefix cache",
             "restored": "prompt tokens whose KV came out of the stages' prefix caches",
@@ -242,9 +272,17 @@ _ROWS = (
           {"id": "the front door's name for the request", "label": "the client's, X-Request-Id",
            "why": "who gave up: a client that is gone or takes nothing, an operator, a failure"},
           "Nobody waits for a request any more: its asks at the coordinator are cancelled."),
+    Event("clock_offset", "info", "corridor",
+          _PEER | {"offset": "the peer's monotonic clock minus this node's",
+                   "error": "the true offset is at most this far from it"},
+          "Estimated from heartbeats: when first known, when it moved, and once a minute."),
     Event("noted", "info", "node",
           {"topic": "the actor's own word", "said": "texts by name"},
           "An actor of one's own has something to say."),
+    Event("log_continued", "info", "node",
+          {"part": "how many files this process has filled", "role": "as in node_started",
+           "log_version": "the same", "log_level": "the same", "clock": "the same"},
+          "The log goes on in a fresh file; the one before has the name NODE.jsonl.1."),
     Event("log_dropped", "error", "node",
           {"dropped": "records lost since this was last said, for want of room",
            "errors": "writes that failed since then", "detail": "the last error; may be empty"},

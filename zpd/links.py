@@ -137,21 +137,25 @@ class Links:
         return self._stranger(route, envelope, message)
 
     def tick(self, now: float, beat: Heartbeat) -> list[Action]:
-        """Dial again, say that this node lives, and find who is silent or stalled."""
+        """Dial again, say that this node lives, and find who is silent or stalled.
+
+        Frames come first: they have their numbers already, and whoever hears of an end may send
+        more on the same sessions."""
         actions: list[Action] = []
+        frames: list[Action] = []
         for line in self._lines:
             if line.open is not None:
-                actions += self._keep(line.open, beat, now)
+                self._keep(line.open, beat, now, frames, actions)
             elif now >= line.until:
                 if line.state is State.WAITING:
                     actions.append(self._dial(line, now))
                 else:
                     actions += self._drop(line, f"no answer in {self._times.handshake} s", now)
         for session in self._inbound:
-            actions += self._keep(session, beat, now)
+            self._keep(session, beat, now, frames, actions)
         actions += self.peers.tick(now)
         self.due = self._next_due()
-        return actions
+        return frames + actions
 
     # ---- what the node asks ------------------------------------------------------------------
 
@@ -368,7 +372,8 @@ class Links:
             gap = Refusal("gap", session.peer, session.link, why, session=True)
             return [gap, *self._end(session, why, now, tell="gap")]
         if isinstance(message, Heartbeat):
-            return list(self.peers.beat(session.peer, message, now))
+            session.echo, session.echo_at = message.sent, now
+            return [*self.peers.beat(session.peer, message, now)]
         if isinstance(message, Hello | Welcome | Refused):
             return [_refuse("unexpected", session, f"{name} in an open session")]
         if session.client and not isinstance(message, FROM_CLIENTS):
@@ -383,17 +388,21 @@ class Links:
         told = [session.seal(Refused(tell))] if tell else []
         return [*told, *self._retire(session, why, now)]
 
-    def _keep(self, session: Session, beat: Heartbeat, now: float) -> list[Action]:
+    def _keep(
+        self, session: Session, beat: Heartbeat, now: float, frames: list[Action],
+        actions: list[Action],
+    ) -> None:  # fmt: skip
+        """Say that this node lives, or end the session of who is deaf or silent."""
         if session.deaf:
             why = "it does not read what is sent to it"
-            refusal = Refusal("full", session.peer, session.link, why, session=True)
-            return [refusal, *self._end(session, why, now, tell="full")]
-        if now >= session.heard + self._times.suspect:
-            return self._end(session, f"silent for {now - session.heard:.1f} s", now, tell="silent")
-        if now >= session.beat + self._times.heartbeat:
+            actions.append(Refusal("full", session.peer, session.link, why, session=True))
+            actions += self._end(session, why, now, tell="full")
+        elif now >= session.heard + self._times.suspect:
+            why = f"silent for {now - session.heard:.1f} s"
+            actions += self._end(session, why, now, tell="silent")
+        elif now >= session.beat + self._times.heartbeat:
             session.beat = now
-            return [session.seal(beat)]
-        return []
+            frames.append(session.seal(session.stamp(beat, now)))
 
     def _renew(self, name: str, incarnation: int, now: float) -> list[Action]:
         """If this is a newer process than the known one, end every session of the older."""

@@ -2,7 +2,8 @@
 
 The loop appends to a bounded ring and goes on. The writer thread encodes and writes in batches. A
 full ring or a full disk never blocks and never raises: what was lost is counted and said, as the
-event ``log_dropped``, as soon as there is room.
+event ``log_dropped``, as soon as there is room. A file that is full gets a number, and the oldest
+one goes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -51,8 +53,13 @@ class Log:
         room: int = ROOM,
         clock: Callable[[], float] = time.monotonic,
         write: Callable[[int, memoryview], int] = os.write,
+        most: int = 0,
+        files: int = 1,
+        about: Mapping[str, Any] | None = None,
     ) -> None:
-        """Append to ``path``. ``console``: also show lines for people, from level info up.
+        """Append to ``path``. ``console``: also show lines for people, from level info up. ``most``
+        bytes make a file full, 0: never; ``files``: how many are kept, this one included.
+        ``about``: what each file but the first says of this process.
 
         Raises UserError where the file cannot be opened.
         """
@@ -69,6 +76,8 @@ class Log:
         self._unwritten = memoryview(b"")
         self._lost_said = 0
         self._errors, self._error = 0, ""
+        self._most, self._files, self._about = most, files, about or {}
+        self._size, self._limit, self._parts = 0, most, 0
         self._closing = False
         self._wake = threading.Event()
         try:
@@ -117,6 +126,10 @@ class Log:
 
     def _drain(self) -> None:
         while self._flush() and self._ring:
+            if 0 < self._limit <= self._size:
+                self._rotate()
+                if not self._flush():
+                    break
             count = min(len(self._ring), BATCH)
             batch = [self._ring.popleft() for _ in range(count)]
             self._put(batch)
@@ -145,12 +158,35 @@ class Log:
         """Write all that is encoded. False: the rest of it stays for the next try."""
         try:
             while self._unwritten:
-                self._unwritten = self._unwritten[self._write(self._fd, self._unwritten) :]
+                count = self._write(self._fd, self._unwritten)
+                self._size += count
+                self._unwritten = self._unwritten[count:]
         except OSError as e:
             self._errors += 1
             self._error = e.strerror or str(e)
             return False
         return True
+
+    def _rotate(self) -> None:
+        """Begin a fresh file; where the disk says no, go on with this one."""
+        path, fresh = self.path, self.path.with_name(f"{self.path.name}.part")
+        try:
+            fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            names = [path, *(path.with_name(f"{path.name}.{n}") for n in range(1, self._files))]
+            names[-1].unlink(missing_ok=True)
+            for newer, older in reversed([*pairwise(names)]):
+                if newer.exists():
+                    newer.rename(older)
+            fresh.rename(path)
+        except OSError as e:
+            self._errors, self._error = self._errors + 1, e.strerror or str(e)
+            self._limit = self._size + self._most
+            return
+        os.close(self._fd)
+        self._fd, self._size, self._limit = fd, 0, self._most
+        self._parts += 1
+        said = {"part": self._parts, **self._about}
+        self._put([_Record(time.time(), self._clock(), EVENTS["log_continued"], said)])
 
     def _as_dict(self, record: _Record) -> dict[str, Any]:
         wall = datetime.fromtimestamp(record.wall, UTC)
@@ -166,7 +202,7 @@ class Log:
 
     def _end_torn_line(self) -> None:
         """An earlier life that was killed may have left half a line."""
-        size = os.fstat(self._fd).st_size
+        size = self._size = os.fstat(self._fd).st_size
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
             os.write(self._fd, b"\n")
 

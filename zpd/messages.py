@@ -47,10 +47,17 @@ class Refused:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """Both ways on every session. ``work`` must move while ``busy``, or the node is stalled."""
+    """Both ways on every session. ``work`` must move while ``busy``, or the node is stalled.
+
+    For the offset of clocks (``zpd.clocks``): when it was ``sent``, by the sender's monotonic
+    clock; ``echo``: what the last one heard on this session said there, ``held`` seconds before.
+    """
 
     work: int
     busy: bool
+    sent: float = 0.0
+    echo: float = 0.0
+    held: float = 0.0
 
 
 # ---- reservation: coordinator and decode node, control ---------------------------------------

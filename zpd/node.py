@@ -6,15 +6,18 @@ import argparse
 import importlib
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from zpd import prefetch
 from zpd.actor import Actor
 from zpd.config import load
 from zpd.errors import UserError, ZpdBug
+from zpd.events import LOG_VERSION
 from zpd.identity import acquire
 from zpd.log import Log
 from zpd.loop import Loop
@@ -49,7 +52,11 @@ def main(argv: Sequence[str] | None = None, roles: Mapping[str, str] = ROLES) ->
         with acquire(topology.name, node.name) as identity:
             directory = run_dir(topology, args.run_dir)
             file = directory / f"{node.name}.jsonl"
-            log = Log(file, node.name, identity.incarnation, topology.log_level)
+            about = about_log(topology, node)
+            log = Log(
+                file, node.name, identity.incarnation, topology.log_level,
+                most=topology.log_bytes, files=topology.log_files, about=about,
+            )  # fmt: skip
             try:
                 return _run(topology, node, identity.incarnation, directory, log, wanted, roles)
             finally:
@@ -134,8 +141,8 @@ def _run(
         record = NodeRecord(node.name, node.role, os.getpid(), incarnation, address)
         add_node(directory, record)
         log.event(
-            "node_started", role=node.role, pid=os.getpid(), address=address,
-            topology=topology.name, file=topology.file, fingerprint=topology.fingerprint(),
+            "node_started", pid=os.getpid(), address=address, topology=topology.name,
+            file=topology.file, fingerprint=topology.fingerprint(), **about_log(topology, node),
         )  # fmt: skip
         actor = role_class(node.role, roles)
         place = Place.of(topology, node.name, incarnation)
@@ -151,6 +158,22 @@ def _run(
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+def about_log(topology: Topology, node: Node) -> dict[str, Any]:
+    """What a reader has to know of this process's log."""
+    return {
+        "role": node.role, "log_version": LOG_VERSION, "log_level": topology.log_level,
+        "clock": clock_name(),
+    }  # fmt: skip
+
+
+def clock_name() -> str:
+    """Processes of one boot of one machine share a monotonic clock."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
 
 
 def _stop_on_signals(loop: Loop) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from zpd.actions import PeerDown, PeerUp, PlanDiffers
+from zpd.actions import ClockOffset, PeerDown, PeerUp, PlanDiffers
+from zpd.clocks import PeerClock
 from zpd.facts import plan_differs
 from zpd.messages import Heartbeat
 from zpd.session import CONTROL, Session
@@ -30,6 +31,7 @@ class Peer:
     compared: bool = False  # its numeric plan, with this node's
     moved: float = 0.0  # when its work last moved, or was idle
     stalled: bool = False
+    clock: PeerClock = field(default_factory=PeerClock)
 
     def status(self, now: float) -> dict[str, Any]:
         """Plain values."""
@@ -67,6 +69,7 @@ class Peers:
             self._peers[name].last = None
             self._peers[name].stalled = False
             self._peers[name].compared = False
+            self._peers[name].clock = PeerClock()  # it may be another machine's
 
     def greeted(
         self, name: str, facts: Mapping[str, str], mine: Mapping[str, str]
@@ -99,16 +102,17 @@ class Peers:
         peer.why = why
         return self._fall(peer, why, now)
 
-    def beat(self, name: str, beat: Heartbeat, now: float) -> list[PeerUp]:
+    def beat(self, name: str, beat: Heartbeat, now: float) -> list[PeerUp | ClockOffset]:
         peer = self._peers.get(name)
         if peer is None:
             return []
+        found = _clock(peer, beat, now)
         was, peer.last = peer.last, beat
-        if was == beat and beat.busy:
-            return []
+        if beat.busy and was is not None and was.busy and was.work == beat.work:
+            return found
         peer.moved = now
         peer.stalled = False
-        return self._rise(peer, now)
+        return [*found, *self._rise(peer, now)]
 
     def tick(self, now: float) -> list[PeerDown]:
         """Find the stalled: alive enough to send heartbeats, but its work stands still."""
@@ -139,3 +143,11 @@ class Peers:
             return []
         peer.up, peer.since, peer.why = False, now, why
         return [PeerDown(peer.name, peer.incarnation, why)]
+
+
+def _clock(peer: Peer, beat: Heartbeat, now: float) -> list[PeerUp | ClockOffset]:
+    if not beat.echo:
+        return []
+    peer.clock.sample(beat.echo, beat.sent - beat.held, beat.sent, now)
+    news = peer.clock.news(now)
+    return [ClockOffset(peer.name, peer.incarnation, news.value, news.error)] if news else []

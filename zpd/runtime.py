@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from zpd.actions import (
     Action,
+    ClockOffset,
     Deliver,
     InboundDown,
     LinkDown,
@@ -235,6 +236,11 @@ class Runtime:
                 self._ports.event(
                     "plan_differs", peer=peer, peer_incarnation=incarnation, differs=differs
                 )
+            case ClockOffset(peer, incarnation, offset, error):
+                self._ports.event(
+                    "clock_offset", peer=peer, peer_incarnation=incarnation,
+                    offset=round(offset, 6), error=round(error, 6),
+                )  # fmt: skip
             case LinkUp(peer, link, number):
                 self._ports.event("link_up", peer=peer, link=link, session=number)
                 self.call(actor.on_link_up, peer, link)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from zpd.messages import Message
+from zpd.messages import Heartbeat, Message
 from zpd.sockets import Outgoing, Part, SendBack, SendOn
 from zpd.sums import OFF
 from zpd.wire import Blob, Envelope, Seal, decode_in, head
@@ -54,6 +54,8 @@ class Session:
     checksum: str = OFF
     client: bool = False
     deaf: bool = False  # a client that does not read what is sent to it
+    echo: float = 0.0  # when the peer's last heartbeat left there; 0: none came
+    echo_at: float = 0.0  # when it came
     next_in: int = 0
     next_out: int = 0
     _head_in: bytes = b""  # how the peer's headers begin
@@ -78,6 +80,11 @@ class Session:
         if self.route is None:
             return SendOn(self.number, seq, frames)
         return SendBack(self.route, seq, frames)
+
+    def stamp(self, beat: Heartbeat, now: float) -> Heartbeat:
+        """The heartbeat for this session, with what the peer's clock is estimated from."""
+        held = now - self.echo_at if self.echo else 0.0
+        return replace(beat, sent=now, echo=self.echo, held=held)
 
     def open(self, frames: Sequence[Part]) -> tuple[int, Message, tuple[Blob, ...]] | None:
         """(seq, message, blobs) of a frame whose envelope says all that this session's must say;

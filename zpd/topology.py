@@ -106,6 +106,8 @@ class Topology:
     checksum: str = OFF  # of every blob, one of zpd.sums.CHECKSUMS
     run_dir: str = "runs"
     log_level: str = "info"
+    log_bytes: int = 256 * 2**20  # a log file is full; 0: never ...
+    log_files: int = 8  # ... and so many of a node are kept
     expose: bool = False  # nodes may bind where other machines can connect; links are plain text
     timeouts: Timeouts = field(default_factory=Timeouts)
 

@@ -37,10 +37,11 @@ def of_ids(ids: Sequence[int], max_tokens: int, sampling: Sampling = GREEDY) -> 
 @dataclass(frozen=True)
 class Heard:
     """``ttft``: seconds from the question to its first token, on the client's clock; None where no
-    token came."""
+    token came. ``e2e``: to its end."""
 
     answer: Answer
     ttft: float | None
+    e2e: float
 
 
 def ask(topology: Topology, question: Question) -> Heard:
@@ -57,7 +58,8 @@ def ask(topology: Topology, question: Question) -> Heard:
         blobs = [Blob.text(question.text), *([Blob.text(question.guide)] if question.guide else [])]
         client.send(message, blobs)
         answer = receive(client, Interrupts(), budget, show)
-    return Heard(answer, first[0] - asked if first else None)
+        e2e = time.monotonic() - asked
+    return Heard(answer, first[0] - asked if first else None, e2e)
 
 
 def ask_all(topology: Topology, questions: Sequence[Question], at_once: int = 8) -> list[Heard]:

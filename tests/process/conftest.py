@@ -8,8 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.harness import PATIENT, started, write_config
+from tests.process.harness import PATIENT, RUNS, started, write_config
+from tools.inspect.check import check
+from tools.inspect.run import Run
 from tools.launch import Running
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _logs_obey_the_rules() -> Iterator[None]:
+    """`zpd inspect check` of every topology that a module's tests started."""
+    RUNS.clear()
+    yield
+    for run_dir in dict.fromkeys(RUNS):
+        verdict = check(Run(run_dir))
+        assert verdict.right, "\n".join(map(str, verdict.problems[:10]))
 
 
 @dataclass(frozen=True)

@@ -136,10 +136,15 @@ def gone(pids: Sequence[int]) -> bool:
     return not any(psutil.pid_exists(p) for p in pids)
 
 
+RUNS: list[Path] = []  # run directories whose logs are still to be checked
+
+
 def started(config: Path, run_dir: Path) -> Running:
-    """The topology, ready. The caller stops it (``with`` does)."""
+    """The topology, ready. The caller stops it (``with`` does); then its logs are checked, at the
+    end of the tests of its module."""
     topology = load(config)
     run_dir.mkdir(parents=True, exist_ok=True)
+    RUNS.append(run_dir)
     running = Running(topology, run_dir)
     try:
         running.start()

@@ -143,7 +143,8 @@ def test_spans_of_a_local_request_have_its_own_parts() -> None:
     world.run_until(lambda: answer.done)
     spans = answer.done[0].spans
     assert list(spans) == [
-        "tokenise", "queue", "reserve", "prefill", "first_token", "decode",
+        "tokenise", "queue", "reserve", "prefill", "first_token", "first_text", "decode",
+        "last_text",
     ]  # fmt: skip
     assert spans["prefill"] == pytest.approx(1.0)
     (done,) = world.named("request_done")

@@ -118,10 +118,11 @@ def test_spans_sum_to_the_whole_time() -> None:
     world.run_until(lambda: answer.done)
     (record,) = world.named("request_done")
     assert list(record["spans"]) == [
-        "tokenise", "queue", "reserve", "prefill", "transfer", "import", "first_token", "decode",
+        "tokenise", "queue", "reserve", "prefill", "transfer", "import", "first_token",
+        "first_text", "decode", "last_text",
     ]  # fmt: skip
     assert min(record["spans"].values()) >= 0
-    before_first = sum(v for k, v in record["spans"].items() if k != "decode")
+    before_first = sum(v for k, v in record["spans"].items() if k not in ("decode", "last_text"))
     assert before_first == pytest.approx(record["ttft"])
     assert sum(record["spans"].values()) == pytest.approx(record["e2e"])
 

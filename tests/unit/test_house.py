@@ -18,7 +18,7 @@ PURE = {
     "retired", "order", "depth", "slots", "owner", "rulings", "ring", "attempt", "scheduler",
     "decisions", "topology", "actor", "events", "actions", "greeting", "peers", "place",
     "session", "facts", "mismatches", "sockets", "links", "lines", "inbound", "address", "sums",
-    "prefetch", "routing", "prefixes", "lanecache", "ringcache", "layout",
+    "prefetch", "clocks", "routing", "prefixes", "lanecache", "ringcache", "layout",
 }  # fmt: skip
 IO_LIBRARIES = {
     "zmq", "socket", "selectors", "threading", "subprocess", "time", "signal", "fcntl", "tomllib",

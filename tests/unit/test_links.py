@@ -569,7 +569,7 @@ def test_bulk_sessions_do_not_make_a_peer_live() -> None:
 def test_heartbeats_leave_on_every_session() -> None:
     bench = opened()
     assert sent(bench.tick(TIMES.heartbeat - 0.01)) == []
-    assert sent(bench.tick(0.01, Heartbeat(9, True))) == [Heartbeat(9, True)] * 3
+    assert sent(bench.tick(0.01, Heartbeat(9, True))) == [Heartbeat(9, True, bench.now)] * 3
     assert bench.links.due == bench.now + TIMES.heartbeat
 
 
@@ -587,6 +587,18 @@ def test_any_frame_is_life_and_silence_ends_a_session(life: Message) -> None:
     assert of(InboundDown, actions) == [InboundDown(B, "control", "silent for 5.0 s")]
     assert {p.peer for p in of(PeerDown, actions)} == {A, B}
     assert Refused("silent") in sent(actions)
+
+
+def test_heartbeats_leave_before_anybody_hears_of_an_end() -> None:
+    """They have their numbers by then, and whoever hears of it may send on the same sessions."""
+    bench = opened()
+    bench.tick(TIMES.suspect - TIMES.heartbeat)
+    bench.answer(1, IDLE, 1)
+    bench.mail(IDLE, 1)
+    actions = bench.tick(TIMES.heartbeat)
+    ends = [i for i, a in enumerate(actions) if isinstance(a, LinkDown)]
+    frames = [i for i, a in enumerate(actions) if isinstance(a, SendOn | SendBack)]
+    assert ends and frames and max(frames) < min(ends)
 
 
 def stalls(bench: Bench) -> list[PeerDown]:

@@ -28,6 +28,8 @@ SENT: dict[str, Any] = {
     "stop": 16,
     "last": True,
     "outstanding": 2,
+    "more": False,
+    "depth": 8,
 }
 
 
@@ -134,6 +136,39 @@ def test_full_ring_is_counted_and_said(path: Path) -> None:
     assert [r.get("seq") for r in records] == [None, 0, 1, 2, 3, None]
     last = records[-1]
     assert (last["event"], last["dropped"], last["errors"]) == ("log_dropped", 6, 0)
+
+
+ABOUT = {"role": "decode", "log_version": 2, "log_level": "debug", "clock": "c"}
+
+
+@pytest.mark.parametrize("files", [1, 3])
+def test_a_full_file_gets_a_number_and_the_oldest_goes(path: Path, files: int) -> None:
+    log = Log(path, "a", 1, "debug", most=20_000, files=files, about=ABOUT)
+    for n in range(5000):
+        log.event("op_sent", **SENT | {"seq": n})
+    log.close()
+    names = [path.name, *(f"{path.name}.{n}" for n in range(1, files))]
+    assert sorted(p.name for p in path.parent.iterdir()) == sorted(names)
+    records = [r for name in reversed(names) for r in read(path.parent / name)]
+    seqs = [r["seq"] for r in records if r["event"] == "op_sent"]
+    assert seqs == list(range(seqs[0], 5000)) and seqs[0] > 0
+    for name in names:
+        first = read(path.parent / name)[0]
+        assert first["event"] == "log_continued"
+        assert ABOUT.items() <= first.items()
+
+
+def test_where_no_fresh_file_can_be_made_the_log_goes_on(path: Path) -> None:
+    blocked = path.with_name(f"{path.name}.part")
+    blocked.mkdir()
+    log = Log(path, "a", 1, "debug", most=20_000, files=3, about=ABOUT)
+    for n in range(5000):
+        log.event("op_sent", **SENT | {"seq": n})
+    log.close()
+    records = read(path)
+    assert [r["seq"] for r in records if r["event"] == "op_sent"] == list(range(5000))
+    (said,) = [r for r in records if r["event"] == "log_dropped"]
+    assert (said["dropped"], said["detail"]) == (0, os.strerror(errno.EISDIR))
 
 
 def test_full_disk_is_tried_again_and_said(path: Path) -> None:

@@ -539,7 +539,24 @@ def test_spans_do_not_overlap_and_sum_to_the_time_to_first_token() -> None:
         "tokenise": 0.5, "queue": 1.5, "reserve": 0.5, "prefill": 1.0, "transfer": 0.25,
         "import": 0.25, "first_token": 0.5, "decode": 1.0,
     }  # fmt: skip
-    assert live.ttft == 4.5
+    assert live.ttft is None
+    live.worded, live.ended = 14.25, 15.5
+    assert live.ttft == 4.75
+    found = live.spans(16.0)
+    last = [(name, found[name]) for name in ("first_text", "decode", "last_text")]
+    assert last == [("first_text", 0.25), ("decode", 1.25), ("last_text", 0.5)]
+    assert sum(found.values()) == 16.0 - 9.5
+
+
+def test_spans_of_one_that_ends_before_its_first_token_name_where_it_stood() -> None:
+    w = World()
+    w.ask("u", 4)
+    assert w.s.live[att(1)].spans(1.0) == {"tokenise": 0.0, "queue": 1.0}
+    op = next(m for m in w.grant(1) if isinstance(m, Prefill))
+    assert w.s.live[att(1)].spans(3.0)["prefill"] == 3.0 - w.now
+    w.now = 2.0
+    w.reply(op)
+    assert w.s.live[att(1)].spans(5.0)["transfer"] == 3.0
 
 
 def test_a_prefetched_requests_wait_for_its_lane_has_a_name() -> None:

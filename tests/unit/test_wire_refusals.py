@@ -50,7 +50,8 @@ def spoiled(header: Header, *blobs: bytes) -> RemoteError:
 
 
 def test_the_header_used_to_spoil_others_is_good() -> None:
-    header = Header(HEAD, MESSAGES.index(Heartbeat), {"work": 1}, 4, {"busy": True}, [])
+    rest = {"busy": True, "sent": 0.0, "echo": 0.0, "held": 0.0}
+    header = Header(HEAD, MESSAGES.index(Heartbeat), {"work": 1}, 4, rest, [])
     envelope, message, blobs = wire.decode([MAGIC, header.pack()])
     assert (envelope, message, blobs) == (Envelope("a", 1, "b", 2, 3, 4), BEAT, ())
     assert headers.take_apart(header.pack()) == header
@@ -241,7 +242,8 @@ def test_a_wrong_header_is_refused(part: bytes) -> None:
 
 
 def test_deep_nesting_where_a_field_belongs_is_refused() -> None:
-    rest = b"\x92" + b"\x91" * 900 + b"\xc0" + b"\x90"
+    reals = 3 * (b"\xcb" + bytes(8))
+    rest = b"\x95" + b"\x91" * 900 + b"\xc0" + reals + b"\x90"
     behind = headers.fixed(headers.LAYOUTS[Heartbeat], [1], 4, rest) + rest
     assert refusal(MAGIC, headers.around(HEAD, behind)).reason == "field"
 

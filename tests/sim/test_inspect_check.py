@@ -1,0 +1,325 @@
+"""``zpd inspect check``: a good log passes, and each of these corruptions of it is found and named.
+
+The log is that of a simulated topology: real actors, the real events, the real log.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sim.logs import busy_world, write_logs
+from tools.inspect.check import BACK, Verdict, check
+from tools.inspect.run import Run
+from zpd.events import LOG_VERSION
+from zpd.log import ROOM
+
+Lines = list[dict[str, Any]]
+C, S, D = "coordinator", "prefill-0", "decode"
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("good")
+    write_logs(busy_world(), directory)
+    return directory
+
+
+def judged(directory: Path) -> Verdict:
+    return check(Run(directory))
+
+
+def test_a_good_log_passes(good: Path) -> None:
+    verdict = judged(good)
+    assert verdict.right, verdict.problems
+    silent = {"ring_broken", "log_dropped", "prefix_cache", "node_failed"}
+    assert {e for e, n in verdict.checked.items() if not n} <= silent
+    assert verdict.notes == []
+
+
+class Log:
+    """A good log's lines, and one seeded change to them. ``blame``: the line, from 1, that must be
+    named."""
+
+    def __init__(self, directory: Path, node: str, seed: int) -> None:
+        self.path = directory / f"{node}.jsonl"
+        self.lines: Lines = [json.loads(x) for x in self.path.read_text().splitlines()]
+        self.random = random.Random(seed)
+
+    def all(self, event: str, **fields: Any) -> list[int]:
+        wanted = {"event": event, **fields}
+        return [i for i, r in enumerate(self.lines) if wanted.items() <= r.items()]
+
+    def any(self, event: str, **fields: Any) -> int:
+        return self.random.choice(self.all(event, **fields))
+
+    def drop(self, i: int) -> None:
+        del self.lines[i]
+
+    def again(self, i: int) -> int:
+        self.lines.insert(i + 1, dict(self.lines[i]))
+        return i + 2
+
+    def move(self, i: int, to: int) -> int:
+        """Behind ``to``, which is later."""
+        self.lines.insert(to, self.lines.pop(i))
+        return to + 1
+
+    def write(self) -> None:
+        self.path.write_text(
+            "".join(json.dumps(r, separators=(",", ":")) + "\n" for r in self.lines)
+        )
+
+
+def after(log: Log, i: int, *events: str) -> int:
+    """The first line from index ``i`` on of these events, from 1."""
+    return next(k for k in range(i, len(log.lines)) if log.lines[k]["event"] in events) + 1
+
+
+def drop_reply(log: Log) -> int:
+    i = log.random.choice(log.all("op_replied")[:-1])
+    log.drop(i)
+    return after(log, i, "op_replied", "op_sent")
+
+
+def double_reply(log: Log) -> int:
+    return log.again(log.any("op_replied"))
+
+
+def swapped_replies(log: Log) -> int:
+    both = log.all("op_replied")
+    pairs = [(a, b) for a, b in itertools.pairwise(both) if b == a + 1] or [both[:2]]
+    a, b = log.random.choice(pairs)
+    log.lines[a], log.lines[b] = log.lines[b], log.lines[a]
+    return a + 1
+
+
+def drop_op(log: Log) -> int:
+    i = log.random.choice(log.all("op_sent")[:-1])
+    log.drop(i)
+    return after(log, i, "op_sent", "op_replied")
+
+
+def wrong_seq(log: Log) -> int:
+    i = log.any("op_sent")
+    log.lines[i]["seq"] += 7
+    return i + 1
+
+
+def wrong_credits(log: Log) -> int:
+    i = log.any("op_sent")
+    log.lines[i]["outstanding"] += 1
+    return i + 1
+
+
+def over_the_depth(log: Log) -> int:
+    i = log.any("op_sent")
+    log.lines[i]["depth"] = log.lines[i]["outstanding"] - 1
+    return i + 1
+
+
+def no_outcome(log: Log) -> int:
+    i = log.any("request_done")
+    (asked,) = log.all("request_accepted", uid=log.lines[i]["uid"])
+    log.drop(i)
+    return asked + 1
+
+
+def two_outcomes(log: Log) -> int:
+    return log.again(log.any("request_done"))
+
+
+def text_after_the_end(log: Log) -> int:
+    done = log.random.choice(log.all("request_done", outcome="length"))
+    last = log.all("text_sent", uid=log.lines[done]["uid"])[-1]
+    log.lines.insert(done + 1, dict(log.lines[last]))
+    return done + 2
+
+
+def tokens_not_told(log: Log) -> int:
+    i = log.any("request_done")
+    log.lines[i]["n_tokens"] += 1
+    return i + 1
+
+
+def gap_in_the_spans(log: Log) -> int:
+    i = log.any("request_done", outcome="length")
+    log.lines[i]["e2e"] = 10.0 + log.lines[i]["e2e"]
+    return i + 1
+
+
+def never_sent(log: Log) -> int:
+    (i,) = log.all("attempt_released")
+    log.lines[i]["never_sent"] = True
+    return i + 1
+
+
+def granted_twice(log: Log) -> int:
+    return log.again(log.any("attempt_granted"))
+
+
+def computed_out_of_order(log: Log) -> int:
+    a, b = log.random.choice(
+        [*zip(log.all("op_computed"), log.all("op_computed")[1:], strict=False)]
+    )
+    for key in ("seq", "att", "use", "start", "stop"):
+        log.lines[a][key], log.lines[b][key] = log.lines[b][key], log.lines[a][key]
+    return a + 1
+
+
+def arrived_twice(log: Log) -> int:
+    return log.again(log.any("op_arrived"))
+
+
+def no_end_mark(log: Log) -> int:
+    i = log.any("slot_transition", step="closed", user="prefill-0")
+    slot = log.lines[i]["slot"]
+    log.drop(i)
+    steps = log.all("slot_transition", slot=slot)
+    # it may write as before, until the slot should be ready
+    busy = ("filling", "importing", "draining")
+    return next(k for k in steps if k >= i and log.lines[k]["after"] not in busy) + 1
+
+
+def freed_before_quiet(log: Log) -> int:
+    i = log.any("slot_freed")
+    slot, epoch = log.lines[i]["slot"], log.lines[i]["epoch"]
+    held = log.all("slot_transition", slot=slot, epoch=epoch)
+    log.lines.insert(held[-2] + 1, log.lines.pop(i))
+    return held[-2] + 2
+
+
+def wrong_state(log: Log) -> int:
+    i = log.any("slot_transition", step="release")
+    log.lines[i]["after"] = "free" if log.lines[i]["after"] != "free" else "draining"
+    return i + 1
+
+
+def opened_late(log: Log) -> int:
+    i = log.random.choice(log.all("slot_transition", step="opened", user="prefill-1"))
+    slot, epoch = log.lines[i]["slot"], log.lines[i]["epoch"]
+    later = log.all("slot_transition", slot=slot, epoch=epoch, user="@import")
+    log.move(i, later[0])
+    return log.all("kv_landed", writer="prefill-1", use=f"1/{slot}@{epoch}")[0] + 1
+
+
+def kv_into_a_free_slot(log: Log) -> int:
+    i = log.any("kv_landed")
+    use = log.lines[i]["use"]
+    slot, _, epoch = use.partition("/")[2].partition("@")
+    (freed,) = log.all("slot_freed", slot=int(slot), epoch=int(epoch))
+    log.lines.insert(freed + 1, dict(log.lines[i]))
+    return freed + 2
+
+
+def kv_out_of_order(log: Log) -> int:
+    i = log.random.choice([k for k in log.all("kv_landed") if log.lines[k]["start"]])
+    log.lines[i]["start"] -= 4
+    return i + 1
+
+
+def imported_too_early(log: Log) -> int:
+    i = log.any("import_started")
+    use = log.lines[i]["use"]
+    landed = log.all("kv_landed", use=use)
+    log.move(landed[-1], i)
+    return i
+
+
+def token_twice(log: Log) -> int:
+    return log.again(
+        log.random.choice([k for k in log.all("token_sampled") if not log.lines[k]["finish"]])
+    )
+
+
+def token_after_its_lane(log: Log) -> int:
+    i = log.random.choice([k for k in log.all("lane_changed") if log.lines[k]["before"]])
+    tokens = log.all("token_sampled", att=log.lines[i]["before"])
+    log.lines.insert(i + 1, dict(log.lines[tokens[-1]]))
+    return i + 2
+
+
+def lane_of_another(log: Log) -> int:
+    i = log.random.choice([k for k in log.all("lane_changed") if log.lines[k]["after"]][1:])
+    log.lines[i]["before"] = "9.9"
+    return i + 1
+
+
+CORRUPTIONS: list[tuple[str, Callable[[Log], int]]] = [
+    (C, drop_reply), (C, double_reply), (C, swapped_replies), (C, drop_op), (C, wrong_seq),
+    (C, wrong_credits), (C, over_the_depth), (C, no_outcome), (C, two_outcomes),
+    (C, text_after_the_end), (C, tokens_not_told), (C, gap_in_the_spans), (C, never_sent),
+    (C, granted_twice), (S, computed_out_of_order), (S, arrived_twice), (D, no_end_mark),
+    (D, freed_before_quiet), (D, wrong_state), (D, opened_late), (D, kv_into_a_free_slot),
+    (D, kv_out_of_order), (D, imported_too_early), (D, token_twice), (D, token_after_its_lane),
+    (D, lane_of_another),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("node", "corrupt"), CORRUPTIONS, ids=lambda x: getattr(x, "__name__", x))
+def test_a_corrupted_log_fails_and_the_line_is_named(
+    good: Path, tmp_path: Path, node: str, corrupt: Callable[[Log], int]
+) -> None:
+    for file in good.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    for seed in range(3):
+        log = Log(good, node, seed)
+        log.path = tmp_path / log.path.name
+        blame = corrupt(log)
+        log.write()
+        verdict = judged(tmp_path)
+        assert not verdict.right
+        first = verdict.problems[0]
+        assert (first.node, first.line) == (node, blame), (seed, verdict.problems)
+        assert json.loads(first.text) == log.lines[blame - 1]
+
+
+def test_a_log_of_another_version_is_not_held_against_these_rules(
+    good: Path, tmp_path: Path
+) -> None:
+    for file in good.iterdir():
+        text = file.read_text()
+        (tmp_path / file.name).write_text(text.replace(f'"log_version":{LOG_VERSION},', ""))
+    log = Log(tmp_path, C, 0)
+    log.drop(log.any("op_replied"))
+    log.write()
+    verdict = judged(tmp_path)
+    assert verdict.right and sum(verdict.checked.values()) == 0
+    assert "coordinator: log version 1, not 2" in verdict.notes
+
+
+def test_what_the_log_itself_dropped_is_forgiven(good: Path, tmp_path: Path) -> None:
+    """It says so a little later than where the records are missing."""
+    assert BACK == 2 * ROOM
+    for file in good.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    log = Log(tmp_path, C, 0)
+    gone = log.all("op_replied")[3]
+    del log.lines[gone : gone + 3]
+    said = {**log.lines[gone], "event": "log_dropped", "dropped": 3, "errors": 0, "detail": ""}
+    log.lines.insert(gone + 8, said)
+    log.write()
+    verdict = judged(tmp_path)
+    assert verdict.right, verdict.problems
+    assert verdict.notes == [f"coordinator.jsonl:{gone + 9}: 3 records were lost before it"]
+
+
+def test_what_is_torn_or_lost_is_said_and_breaks_no_rule(good: Path, tmp_path: Path) -> None:
+    for file in good.iterdir():
+        text = file.read_bytes()
+        (tmp_path / file.name).write_bytes(text)
+    path = tmp_path / "decode.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    for at in (len(lines) // 3, len(lines) // 2):
+        lines[at : at + 4] = [lines[at][: len(lines[at]) // 2] + b"\n"]
+    path.write_bytes(b"".join(lines)[:-9])
+    (tmp_path / "prefill-1.jsonl").unlink()
+    verdict = judged(tmp_path)
+    assert verdict.right, verdict.problems
+    assert len(verdict.notes) == 1 and verdict.notes[0].startswith("decode.jsonl: 3 torn lines")

@@ -1,0 +1,275 @@
+"""What the records of one request, and those around it, say of who held it: room by room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import takewhile
+from operator import attrgetter
+
+from tools.inspect.holds import (
+    COMPUTE,
+    DOOR,
+    LANE,
+    LINK,
+    LOOP,
+    QUEUE,
+    STAGE,
+    TRANSFER,
+    WAY_OUT,
+    WINDOW,
+    Hold,
+    Story,
+    painted,
+)
+from tools.inspect.records import Record
+from tools.inspect.run import Run
+from zpd.reservation import IMPORT
+
+BEFORE = 0.002  # seconds before a grant, at which what held it up still did
+
+
+class Teller:
+    def __init__(
+        self, run: Run, uid: str, att: str, label: str, mine: list[Record],
+        others: list[Record], end: float,
+    ) -> None:  # fmt: skip
+        self.uid, self.att, self.label = uid, att, label
+        self.by: dict[str, list[Record]] = {}
+        for r in mine:
+            self.by.setdefault(r.event, []).append(r)
+        self.all = sorted((*mine, *others), key=attrgetter("t"))
+        self.coordinator = run.coordinator.node if run.coordinator else "coordinator"
+        self.decode = next((s.node for s in run.of_role("decode")), "decode")
+        self.ring = _ring(run, self.all)
+        done = self.by.get("request_done") or self.by.get("request_refused")
+        self.done = done[-1] if done else None
+        self.stop = self.done.t if self.done else end
+        accepted = self._t("request_accepted")
+        self.start = accepted if accepted is not None else mine[0].t if mine else end
+        if self.done is not None:
+            self.start = min(self.start, self.done.t - self.done.e2e)
+        self.found: list[Hold] = []
+
+    def story(self) -> Story:
+        self._before_the_ring()
+        ops = [h for op in self.by.get("op_sent", ()) for h in self._op(op)]
+        self.found += ops
+        self._behind_the_ring()
+        tokens = [r.t for r in self.by.get("token_sampled", ())]
+        return Story(
+            self.uid, self.att, self.label, self.start, self.stop, self.done,
+            list(painted(self.found, self.start, self.stop, self.coordinator)), ops, tokens,
+            list(self._trouble()), self._gate(),
+        )  # fmt: skip
+
+    def _gate(self) -> Hold | None:
+        last = [h for h in self.found if self.done is None and h.open]
+        return max(last, key=lambda h: h.rank, default=None)
+
+    def _t(self, event: str, which: int = 0) -> float | None:
+        found = self.by.get(event)
+        return found[which].t if found else None
+
+    def _hold(
+        self, start: float | None, stop: float | None, node: str, gate: str, why: str, rank: int
+    ) -> None:
+        """What began holds until the story's end where nothing ended it."""
+        if start is not None:
+            until = self.stop if stop is None else min(stop, self.stop)
+            self.found.append(
+                Hold(start, max(start, until), node, gate, why, rank, open=stop is None)
+            )
+
+    # ---- room by room ----------------------------------------------------------------------------
+
+    def _before_the_ring(self) -> None:
+        accepted = self._t("request_accepted")
+        self._hold(self.start, accepted, self.coordinator, "door", "tokenise", DOOR)
+        reserved, granted = self._t("attempt_reserved"), self._t("attempt_granted")
+        begun = accepted if accepted is not None else reserved
+        # just before the grant: then who held it up still did
+        before = [r.t - BEFORE for r in self.by.get("slot_transition", ())][:1]
+        why = self._queue(max(begun or 0.0, *before) if before else self.stop)
+        self._hold(begun, granted, self.decode, "queue", why, QUEUE)
+        if granted is None or not self.by["attempt_granted"][0].use:
+            return
+        sent = self.by.get("op_sent", [])
+        times = [granted, *(r.t for r in sent)]
+        if sent and sent[-1].last:
+            times.append(sent[-1].t)
+        for i, at in enumerate(times):
+            until = times[i + 1] if i + 1 < len(times) else None
+            if until is None and sent and sent[-1].last:
+                break
+            gate, why = self._window(at)
+            self._hold(at, until, self.coordinator, gate, why, WINDOW)
+
+    def _queue(self, until: float) -> str:
+        """What stood in the way of a grant, just before it or at the end."""
+        slots: dict[int, tuple[str, str, float]] = {}
+        lanes: dict[int, str] = {}
+        quiet: dict[int, set[str]] = {}
+        for r in self._until(until):
+            if r.event == "slot_transition":
+                since = r.t if r.before != r.after else slots.get(r.slot, ("", "", r.t))[2]
+                slots[r.slot] = (r.after, r.att, since)
+                busy = quiet.setdefault(r.slot, set())
+                if r.step == "opened":
+                    busy.add(r.user)
+                elif r.user and r.step != "lost":
+                    busy.discard(r.user)
+            elif r.event == "lane_changed":
+                lanes[r.lane] = r.after
+        taken = []
+        for n, (state, att, since) in sorted(slots.items()):
+            if state == "free" or att == self.att:
+                continue
+            waits = ", ".join(sorted(quiet.get(n, set()) - {IMPORT}))
+            by = f", {waits} not quiet" if waits and state in ("draining", "orphaned") else ""
+            taken.append(f"slot {n} {state} for {att} ({until - since:.3f} s{by})")
+        held = [f"lane {n} has {a}" for n, a in sorted(lanes.items()) if a not in ("", self.att)]
+        ring = self._ring_state(until)
+        return "; ".join([*taken, *held, *([ring] if ring else [])])
+
+    def _ring_state(self, until: float) -> str:
+        said = [r for r in self._until(until) if r.event in ("ring_opened", "ring_broken")]
+        return f"the ring is not open: {said[-1].why}" if said and said[-1].why else ""
+
+    def _window(self, at: float) -> tuple[str, str]:
+        """Why the next op did not leave at once."""
+        out: dict[int, Record] = {}
+        depth = 0
+        for r in self._until(at):
+            if r.event == "op_sent":
+                out[r.seq], depth = r, r.depth
+            elif r.event == "op_replied":
+                out.pop(r.seq, None)
+            elif r.event in ("ring_opened", "ring_broken"):
+                out.clear()
+        if ring := self._ring_state(at):
+            return "ring", ring
+        if not out:
+            return "order", "chunks of other prompts first"
+        oldest = min(out)
+        count = sum(not r.more for r in out.values())
+        said = f"{count} of {depth} ops outstanding, the oldest is op {oldest}"
+        return "window", f"{said} of {out[oldest].att}, {self._whereabouts(oldest, at)}"
+
+    def _whereabouts(self, seq: int, at: float) -> str:
+        place = f"on the link {self.coordinator} -> {self.ring[0] if self.ring else '?'}"
+        for r in self._until(at):
+            if r.seq == seq and r.event == "op_arrived":
+                place = f"at {r.node}"
+            elif r.seq == seq and r.event == "op_computed":
+                place = f"on the link {r.node} -> {self._after(r.node)}"
+        return place
+
+    def _until(self, at: float) -> Iterator[Record]:
+        return takewhile(lambda r: r.t <= at, self.all)
+
+    def _after(self, node: str) -> str:
+        i = self.ring.index(node) + 1
+        return self.ring[i] if i < len(self.ring) else self.coordinator
+
+    def _op(self, op: Record) -> Iterator[Hold]:
+        """The legs of one op's way around."""
+        arrived = {r.node: r for r in self.by.get("op_arrived", ()) if r.seq == op.seq}
+        computed = {r.node: r for r in self.by.get("op_computed", ()) if r.seq == op.seq}
+        replied = next((r.t for r in self.by.get("op_replied", ()) if r.seq == op.seq), None)
+        name = f"op {op.seq} [{op.start}, {op.stop})"
+        at, source = op.t, self.coordinator
+        end = self.stop if replied is None else replied
+        for node in self.ring:
+            if node not in arrived:
+                break
+            came = arrived[node].t
+            yield Hold(at, max(at, came), f"{source} -> {node}", "link", name, LINK)
+            if node not in computed:
+                ahead = self._ahead(node, op.seq, end)
+                gate, rank = ("stage queue", STAGE) if ahead else ("compute", COMPUTE)
+                yield Hold(came, end, node, gate, f"{name}{ahead}", rank, open=True)
+                return
+            done = computed[node]
+            left = done.t - done.sent
+            began = max(came, left - done.computed)
+            yield Hold(came, began, node, "stage queue", name, STAGE)
+            yield Hold(began, left, node, "compute", name, COMPUTE)
+            yield Hold(left, done.t, node, "send", name, STAGE)
+            at, source = done.t, node
+        target = self._after(source) if source in self.ring else self.ring[0]
+        path = f"{source} -> {target}"
+        yield Hold(at, max(at, end), path, "link", name, LINK, open=replied is None)
+
+    def _ahead(self, node: str, seq: int, at: float) -> str:
+        waits: set[int] = set()
+        for r in self._until(at):
+            if r.node == node and r.event == "op_arrived":
+                waits.add(r.seq)
+            elif r.node == node and r.event == "op_computed":
+                waits.discard(r.seq)
+            elif r.event == "ring_opened":
+                waits.clear()
+        ahead = sorted(n for n in waits if n < seq)
+        return f" behind op {ahead[0]}" if ahead else ""
+
+    def _behind_the_ring(self) -> None:
+        replied = self.by.get("op_replied", [])
+        ops = self.by.get("op_sent", [])
+        whole = bool(ops) and ops[-1].last and len(replied) == len(ops)
+        started, ended = self._t("import_started"), self._t("import_ended")
+        tokens = self.by.get("token_sampled", [])
+        first = tokens[0].t if tokens else None
+        if whole:
+            landed = self.by.get("kv_landed", [])
+            stages = {r.node for r in self.by.get("op_computed", ())}
+            there = {r.writer for r in landed if r.stop == ops[-1].stop}
+            missing = sorted(stages - there)
+            last = max((r.t for r in landed), default=replied[-1].t)
+            if missing:
+                links = ", ".join(f"{s} -> {self.decode}" for s in missing)
+                self._hold(replied[-1].t, started, links, "KV link", "KV is missing", TRANSFER)
+            else:
+                links = f"{landed[-1].writer} -> {self.decode}" if landed else self.decode
+                self._hold(replied[-1].t, max(last, replied[-1].t), links, "KV link", "", TRANSFER)
+                if started is None or started > last:
+                    why = self._lanes(self.stop if started is None else started)
+                    self._hold(last, started, self.decode, "lane", why, LANE)
+        self._hold(started, ended, self.decode, "import", "", LOOP)
+        granted = self.by.get("attempt_granted")
+        if ended is None and granted and not granted[0].use:
+            ended = granted[0].t
+            self._hold(ended, first, self.decode, "local prefill", "", LOOP)
+        else:
+            self._hold(ended, first, self.decode, "first token", "", LOOP)
+        over = tokens[-1].t if tokens and tokens[-1].finish else None
+        self._hold(first, over, self.decode, "decode", f"{len(tokens)} tokens", LOOP)
+        self._hold(over, None, self.coordinator, "way out", "", WAY_OUT)
+
+    def _lanes(self, at: float) -> str:
+        lanes: dict[int, str] = {}
+        for r in self._until(at):
+            if r.event == "lane_changed":
+                before = lanes.get(r.lane, "")
+                lanes[r.lane] = r.after if r.after != self.att else before
+        return "; ".join(f"lane {n} has {att}" for n, att in sorted(lanes.items()) if att)
+
+    def _trouble(self) -> Iterator[str]:
+        """What other records of that time may explain."""
+        for r in self.all:
+            inside = self.start <= r.t <= self.stop
+            if inside and (r.reason or r.why) and r.level in ("warning", "error"):
+                said = f"{r.event} {r.peer or r.term}: {r.reason or r.why} {r.detail}".strip()
+                yield f"{r.t - self.start:8.3f} s {r.node}: {said}"
+
+
+def _ring(run: Run, records: list[Record]) -> list[str]:
+    """The stages, in the order in which ops come to them; those that none came to last."""
+    ring: list[str] = []
+    by_op: dict[int, list[str]] = {}
+    for r in records:
+        if r.event == "op_arrived":
+            by_op.setdefault(r.seq, []).append(r.node)
+    for nodes in by_op.values():
+        if len(nodes) > len(ring):
+            ring = nodes
+    return ring + [s.node for s in run.of_role("prefill") if s.node not in ring]
