@@ -40,14 +40,14 @@ class Line:
     max_tokens: int
 
 
-def read(path: Path, max_tokens: int) -> list[Line]:
+def read(path: Path, max_tokens: int, flag: str = "--batch") -> list[Line]:
     """Raises UserError naming the file, the line and what is wrong with it."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise UserError(f"--batch {path}: cannot be read: {error.strerror}") from None
+        raise UserError(f"{flag} {path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"--batch {path}: is not UTF-8 text (byte {error.start})") from None
+        raise UserError(f"{flag} {path}: is not UTF-8 text (byte {error.start})") from None
     lines: list[Line] = []
     names: set[str] = set()
     for number, row in enumerate(text.splitlines(), 1):
@@ -58,11 +58,11 @@ def read(path: Path, max_tokens: int) -> list[Line]:
             if line.name in names:
                 raise ValueError(f"id = {line.name!r}: another line has it already")
         except (ValueError, RecursionError) as error:
-            raise UserError(f"--batch {path}: line {number}: {error}") from None
+            raise UserError(f"{flag} {path}: line {number}: {error}") from None
         names.add(line.name)
         lines.append(line)
     if not lines:
-        raise UserError(f"--batch {path}: has no line: each is a prompt")
+        raise UserError(f"{flag} {path}: has no line: each is a prompt")
     return lines
 
 

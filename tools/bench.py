@@ -9,6 +9,7 @@ from tools import (
     bench_link,
     bench_numerics,
     bench_prefetch,
+    bench_serve,
     bench_start,
     bench_window,
 )
@@ -22,6 +23,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     bench_link.add_parser(what)
     bench_prefetch.add_parser(what)
     bench_window.add_parser(what)
+    bench_serve.add_parser(what)
     bench_inspect.add_parser(what)
 
 

@@ -17,6 +17,8 @@ from zpd.errors import RemoteError, UserError
 
 DISTRIBUTION = "zpd-serve"
 COMMANDS: dict[str, tuple[str, str]] = {
+    "serve": ("tools.serve", "serve a model over HTTP from this machine"),
+    "chat": ("tools.chat", "talk to a server that `zpd serve` started"),
     "up": ("tools.up", "start the nodes of a topology on this machine and watch them"),
     "ask": ("tools.ask", "ask a running topology, or one started for the question"),
     "status": ("tools.status", "ask every node of a topology how it is"),

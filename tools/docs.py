@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from nodes.http.metrics import COUNTER, METRICS
 from zpd.errors import OUTCOMES
 from zpd.events import EVENTS, HEAD
 from zpd.reservation import HOLDER_ROWS, IMPORT, NOT_FOR_IMPORT, USER_ROWS
@@ -95,6 +96,29 @@ def outcomes() -> str:
     ]) + "\n"  # fmt: skip
 
 
+def metrics() -> str:
+    """docs/metrics.md, from ``nodes.http.metrics``."""
+    said = {name + ("_total" if row.kind == COUNTER else ""): row for name, row in METRICS.items()}
+    return "\n".join([
+        "# Metrics",
+        "",
+        "`GET /metrics` at the HTTP node, in Prometheus's text format. This page is made from",
+        "`nodes/http/metrics.py` by `python -m tools.docs`; do not edit it.",
+        "",
+        "Requests are counted by this HTTP node: others, of `zpd ask` for example, are only in",
+        "`zpd_num_requests_*`. What other nodes are and hold is their own word at the time of the",
+        "scrape, at most a second old; of one that does not answer, `zpd_node_up` is 0, and what",
+        "it held counts as 0. Times are seconds.",
+        "",
+        "| metric | kind | labels | meaning |",
+        "|---|---|---|---|",
+        *(
+            f"| `{name}` | {row.kind} | {', '.join(row.labels)} | {row.meaning} |"
+            for name, row in said.items()
+        ),
+    ]) + "\n"  # fmt: skip
+
+
 def _fields(fields: Mapping[str, str]) -> list[str]:
     return ["| field | meaning |", "|---|---|"] + [f"| `{k}` | {v} |" for k, v in fields.items()]
 
@@ -103,6 +127,7 @@ DOCUMENTS: dict[str, Callable[[], str]] = {
     "docs/events.md": events,
     "docs/reservation.md": reservation,
     "docs/outcomes.md": outcomes,
+    "docs/metrics.md": metrics,
 }
 
 

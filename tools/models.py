@@ -59,6 +59,16 @@ def run(args: argparse.Namespace) -> int:
     return _list(args.json)
 
 
+def present(model: str) -> str:
+    """The name of ``model`` on this machine, after it was pulled where it has to be and can be."""
+    if model.startswith(PREFIX):
+        _pull(model, None)
+        return Repository.parse(model).name
+    if model in CATALOGUE and model not in pulled():
+        _pull(model, None)
+    return model
+
+
 def _pull(model: str, name: str | None) -> int:
     if model.startswith(PREFIX):
         repository = Repository.parse(model)

@@ -91,9 +91,9 @@ class Board:
 
     @property
     def ready(self) -> bool:
-        """The whole path serves: the coordinator says so."""
-        name = self.topology.coordinator.name
-        return any(r.name == name and r.state is State.READY for r in self.rows)
+        """The whole path serves: the coordinator says so, and so does every front door."""
+        doors = [r for r in self.rows if r.role in ("coordinator", "http")]
+        return bool(doors) and all(r.state is State.READY for r in doors)
 
 
 @dataclass(frozen=True)

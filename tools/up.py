@@ -18,6 +18,7 @@ from zpd import prefetch
 from zpd.config import load
 from zpd.errors import UserError
 from zpd.rundir import run_dir
+from zpd.topology import Topology
 
 READY_TIMEOUT = 120.0  # seconds; a cold disk reads a model of some GB in that time
 FAILED = 1
@@ -38,22 +39,52 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """0 where it was asked to stop and no node had failed, else 1."""
-    if not 0 < args.ready_timeout <= 86400:
-        raise UserError(f"--ready-timeout {args.ready_timeout}: must be above 0, at most 86400")
+    check_timeout(args.ready_timeout)
     topology = load(args.config, prefetch_next=args.pd_prefetch_next)
     check(topology)
     nodes_here(topology, args.host)
     directory = run_dir(topology, args.run_dir)
+    ready = "\n".join([f"ready: zpd ask --config {args.config} PROMPT", *doors(topology)])
+    return bring_up(topology, directory, ready, args.ready_timeout, args.host, args.fail_fast)
+
+
+def doors(topology: Topology) -> list[str]:
+    """What to say of each HTTP node once all serves; of a port 0, only its log and status know."""
+    lines = []
+    for node in topology.nodes:
+        if node.http is not None and not node.http.listen.endswith(":0"):
+            url = f"http://{node.http.listen.replace('0.0.0.0', '127.0.0.1')}"
+            lines.append(f"ready: {url} (a page to try it; API: {url}/v1; `zpd chat --url {url}`)")
+            if not node.http.api_keys and topology.expose:
+                lines.append(f"whoever can reach {node.http.listen} may ask: it has no API keys")
+    return lines
+
+
+def check_timeout(seconds: float) -> None:
+    """Raises UserError."""
+    if not 0 < seconds <= 86400:
+        raise UserError(f"--ready-timeout {seconds}: must be above 0, at most 86400")
+
+
+def bring_up(
+    topology: Topology,
+    directory: Path,
+    ready: str,
+    timeout: float,
+    host: str = "",
+    fail_fast: bool = False,
+) -> int:
+    """Start, say ``ready`` once the whole path serves, run until asked to stop; see ``run``."""
     screen = Screen(f"{topology.name}: {topology.file}, logs in {directory}", sys.stdout)
-    with Interrupts() as interrupts, screen, Running(topology, directory, args.host) as running:
+    with Interrupts() as interrupts, screen, Running(topology, directory, host) as running:
         running.start()
         with Watch(topology) as watch:
             board = Board(topology)
             try:
-                until_ready(running, watch, board, args.ready_timeout, interrupts, screen.show)
+                until_ready(running, watch, board, timeout, interrupts, screen.show)
                 if not interrupts.asked:
-                    screen.say(f"ready: zpd ask --config {args.config} PROMPT")
-                code = _serve(running, watch, board, interrupts, screen, args.fail_fast)
+                    screen.say(ready)
+                code = _serve(running, watch, board, interrupts, screen, fail_fast)
             except NotReady as e:
                 screen.say(str(e))
                 code = FAILED

@@ -23,7 +23,7 @@ from nodes.http.keys import knows
 from nodes.http.openapi import document
 from nodes.http.pages import Pages
 
-OPEN = frozenset({"/health"})  # paths that never need a key
+OPEN = frozenset({"/health", "/"})  # paths that never need a key: liveness, the empty page
 
 
 @dataclass(frozen=True)

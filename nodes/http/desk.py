@@ -11,14 +11,17 @@ import asyncio
 import itertools
 import json
 import math
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from nodes.http.calls import Call, End, Event, Failed, Handover, LogProbs, Piece, Started
 from nodes.http.errors import of_outcome
 from nodes.http.mailbox import WORKER, Facts
+from nodes.http.metrics import Metrics, Watched
+from nodes.http.traces import Traces
 from zpd.actor import Context
 from zpd.errors import Outcome, RemoteError
 from zpd.messages import Accepted, Cancel, Delta, Done, StatusAsk
@@ -34,12 +37,19 @@ class _Choice:
 
     call: Call
     index: int
+    watched: Watched
+    again: bool = False  # the prompt is that of the ask before
     n_tokens: int = 0
     uid: str = ""
 
 
 class Desk:
-    def __init__(self, context: Context, coordinator: str, facts: Facts) -> None:
+    def __init__(
+        self, context: Context, coordinator: str, facts: Facts, metrics: Metrics,
+        traces: Traces | None = None,
+    ) -> None:  # fmt: skip
+        self.metrics = metrics
+        self.traces = traces
         self.facts = facts
         self.context = context
         self.coordinator = coordinator
@@ -112,7 +122,9 @@ class Desk:
                 why = self.facts.down or f"{self.coordinator} does not take what is sent to it"
                 self._fail(call, Outcome.UNAVAILABLE, why)
                 return
-            self._choices[number] = _Choice(call, index)
+            watched = self.metrics.arrived(self.context.now() - (time.time() - call.since))
+            again = index > 0 and question.prompt is call.questions[index - 1].prompt
+            self._choices[number] = _Choice(call, index, watched, again)
 
     def _cancel(self, call: Call, why: str) -> None:
         """Those that the coordinator has not named yet are cancelled when it does."""
@@ -135,6 +147,7 @@ class Desk:
         if choice is None or choice.uid:
             raise RemoteError("unknown_label", message.label[:64])
         choice.uid = message.uid
+        self.metrics.accepted(choice.watched)
         self._uids[message.uid] = choice
         if choice.index < 0:
             self.context.send(self.coordinator, Cancel(message.uid))
@@ -146,6 +159,7 @@ class Desk:
         if choice is None:
             raise RemoteError("unknown_uid", message.uid[:64])
         choice.n_tokens += len(message.ids)
+        self.metrics.tokens(choice.watched, self.context.now(), len(message.ids))
         if choice.index < 0:
             return
         rows = _logprobs(blobs, len(message.ids)) if blobs else ()
@@ -156,6 +170,7 @@ class Desk:
         if choice is None:
             raise RemoteError("unknown_label", message.label[:64])
         self._uids.pop(choice.uid, None)
+        self._ended(choice, message.outcome, message.n_prompt, message.spans)
         if choice.index < 0:
             return
         if message.n_tokens != choice.n_tokens:
@@ -170,12 +185,23 @@ class Desk:
     def end_all(self, outcome: Outcome, why: str) -> None:
         """The coordinator is lost, or this node stops."""
         calls = {c.call: None for c in self._choices.values() if c.index >= 0}
+        for choice in self._choices.values():
+            self._ended(choice, outcome, 0, {})
         self._choices.clear()
         self._uids.clear()
         for call in calls:
             self._put(call, Failed(of_outcome(outcome, why)))
         for peer in list(self._asked):
             self.forget(peer, why)
+
+    def _ended(
+        self, choice: _Choice, outcome: str, n_prompt: int, spans: Mapping[str, float]
+    ) -> None:
+        now, watched = self.context.now(), choice.watched
+        self.metrics.done(watched, now, outcome, 0 if choice.again else n_prompt, spans)
+        if self.traces is not None:
+            seconds = now - watched.arrived
+            self.traces.done(choice.uid, seconds, outcome, n_prompt, choice.n_tokens, spans)
 
     # ---- statuses of other nodes -----------------------------------------------------------------
 

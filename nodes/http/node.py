@@ -15,13 +15,17 @@ import time
 from typing import Any
 
 from nodes.facts import facts
-from nodes.http.app import make_app
+from nodes.http.app import Entry, make_app
 from nodes.http.calls import Handover
 from nodes.http.desk import Desk
 from nodes.http.door import Door
 from nodes.http.keys import read_keys
 from nodes.http.mailbox import WORKER, Facts
+from nodes.http.metrics import Metrics
+from nodes.http.page import page
+from nodes.http.scrape import Scrape
 from nodes.http.server import Server
+from nodes.http.traces import traces
 from nodes.text import Text
 from zpd.actor import Actor, Context, Progress
 from zpd.confighttp import split
@@ -49,14 +53,21 @@ class HttpNode(Actor):
         self.link = False
         self.was_ready: tuple[bool, str] | None = None
         known = Facts(topology.model.max_tokens, LOADING, time.time())
-        self.desk = Desk(context, self.coordinator, known)
+        self.metrics, self.traces = Metrics(topology), traces(topology, node.name)
+        self.desk = Desk(context, self.coordinator, known, self.metrics, self.traces)
         self.socket = _listen(self.settings.listen)
         host, port = self.socket.getsockname()[:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         self.loop = asyncio.new_event_loop()
         self.desk.handover = Handover(self.loop)
         self.door = Door(self.desk, topology, self.settings, keys)
-        self.server = Server(make_app(self.door), self.socket)
+        peers = [peer for peer, _ in topology.links(node.name)]
+        scrape = Scrape(self.desk, self.metrics, peers, node.name, context.incarnation)
+        more = [
+            Entry("GET", "/metrics", scrape.page, "What Prometheus scrapes."),
+            Entry("GET", "/", page, "A page to try a prompt."),
+        ]
+        self.server = Server(make_app(self.door, more), self.socket)
         self.thread = threading.Thread(target=self._serve, name="http", daemon=True)
 
     def facts(self) -> dict[str, str]:
@@ -155,6 +166,8 @@ class HttpNode(Actor):
         with contextlib.suppress(RuntimeError):  # its loop is closed: it has ended
             self.loop.call_soon_threadsafe(self.server.stop)
         self.thread.join(self.topology.timeouts.stop * STOP_SHARE)
+        if self.traces is not None:
+            self.traces.close(self.topology.timeouts.stop * STOP_SHARE)
         if self.text is not None:
             self.text.close()
 

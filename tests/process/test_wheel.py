@@ -83,6 +83,11 @@ def test_it_holds_zpd_and_nothing_else(installed: Path, tmp_path: Path) -> None:
         run(installed / "python", "-c", "import tests.process", cwd=tmp_path)
 
 
+def test_it_has_the_page(installed: Path, tmp_path: Path) -> None:
+    show = "from nodes.http.page import PAGE; print(len(PAGE))"
+    assert int(run(installed / "python", "-c", show, cwd=tmp_path)) > 1000
+
+
 def test_it_says_its_version(installed: Path, tmp_path: Path) -> None:
     assert run(installed / "zpd", "--version", cwd=tmp_path).startswith("zpd 0.")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,14 @@ import pytest
 from nodes.http.calls import Call, End, Event, Failed, Handover, Piece, Question, Started
 from nodes.http.desk import LOWEST, Desk
 from nodes.http.mailbox import Facts
+from nodes.http.metrics import Metrics
+from zpd.config import load
 from zpd.errors import Outcome, RemoteError
 from zpd.messages import Accepted, Ask, Cancel, Delta, Done, Message, StatusAsk
 from zpd.requests import Sampling
 from zpd.wire import Blob
+
+TOY = Path(__file__).parent.parent.parent / "configs" / "toy-2stage.toml"
 
 
 class Loop:
@@ -34,8 +40,12 @@ class World:
         self.blobs: list[Any] = []
         self.up = True
         self.events: list[dict[str, Any]] = []
-        self.desk = Desk(self, "c", Facts(64, "", 0.0))  # type: ignore[arg-type]
+        self.metrics = Metrics(load(TOY))
+        self.desk = Desk(self, "c", Facts(64, "", 0.0), self.metrics)  # type: ignore[arg-type]
         self.desk.handover = Handover(Loop())  # type: ignore[arg-type]
+
+    def now(self) -> float:
+        return time.monotonic()
 
     def post(self, call: Callable[[], None]) -> None:
         call()
