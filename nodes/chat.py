@@ -34,20 +34,23 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, names: Mapping[str, str], seconds: int = _SECONDS) -> None:
+        self.source = source
         self._setup = json.dumps([source, dict(names), seconds])
         self._seconds = seconds
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._end: weakref.finalize[..., Any] | None = None
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
         """The prompt, open for the assistant's answer. TemplateError where there is none."""
         with self._lock:
             if self._process is not None and self._process.poll() is not None:
                 self.close()  # somebody ended it while it was idle
             try:
                 process = self._process or self._start()
-                answer = _ask(process, json.dumps(list(messages)))
+                answer = _ask(process, json.dumps([list(messages), list(tools) or None]))
             except (BrokenPipeError, EOFError):
                 self.close()
                 raise TemplateError(
@@ -104,7 +107,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 
 def _serve() -> None:
-    """One JSON line in (messages), one out (["text", prompt] or ["error", why])."""
+    """One JSON line in ([messages, tools]), one out (["text", prompt] or ["error", why])."""
     source, names, seconds = json.loads(sys.stdin.readline())
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
@@ -115,10 +118,11 @@ def _serve() -> None:
         signal.alarm(seconds)  # the kernel ends this process, whatever it is at
         try:
             template = template or _compile(source)
+            messages, tools = json.loads(line)
             text = template.render(
-                messages=json.loads(line),
+                messages=messages,
                 add_generation_prompt=True,
-                tools=None,
+                tools=tools,
                 documents=None,
                 **names,
             )

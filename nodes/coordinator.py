@@ -73,6 +73,7 @@ class Coordinator(Actor):
         self.uids = 0
         self.sent: dict[int, tuple[float, bool]] = {}  # seq of an outstanding op -> when, more
         self.was_ready: tuple[bool, str] | None = None
+        self.ready_since = 0.0  # when that word was first said
         self.was_open: Term | None = None  # the ring's, as the log has it
 
     def facts(self) -> dict[str, str]:
@@ -84,8 +85,9 @@ class Coordinator(Actor):
         return self.scheduler.ready()
 
     def status(self) -> dict[str, Any]:
-        s = self.scheduler
+        s, now = self.scheduler, self.context.now()
         return {
+            "ready_seconds": round(now - self.ready_since, 3),
             "ring": {"state": s.ring.state, "term": str(s.ring.term), "why": s.ring.why},
             "down": dict(s.down),
             "routing": {"setting": self.topology.routing} | (s.router.status() if s.router else {}),
@@ -99,6 +101,9 @@ class Coordinator(Actor):
             "requests": [
                 {
                     "uid": x.request.uid,
+                    "label": self.way_out.label(x.request.uid),
+                    "seconds": round(now - x.request.asked, 3),
+                    "phase_seconds": round(now - x.entered, 3),
                     "att": str(x.att),
                     "route": x.route,
                     "phase": x.phase,
@@ -351,6 +356,7 @@ class Coordinator(Actor):
         ready = self.ready()
         if ready != self.was_ready:
             self.was_ready = ready
+            self.ready_since = self.context.now()
             self.context.event("readiness", ready=ready[0], why=ready[1])
 
     # ---- membership --------------------------------------------------------------------------

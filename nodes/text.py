@@ -8,6 +8,7 @@ hold what a chat template makes. Who serves strangers must filter their messages
 from __future__ import annotations
 
 import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from nodes.tokenbytes import token_bytes
 from zpd.errors import UserError
 
 TOY = "toy"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time; no more threads
 
 
 class Text(ABC):
@@ -30,6 +32,7 @@ class Text(ABC):
 
     eos_ids: tuple[int, ...]
     vocab_size: int  # ids are below it
+    longest: int  # bytes of its longest token
 
     @staticmethod
     def load(model: str) -> Text:
@@ -41,9 +44,16 @@ class Text(ABC):
         """The ids of a prompt as it stands. UserError if it is not valid Unicode."""
 
     @abstractmethod
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
         """The ids of the prompt that asks for an answer to ``messages``, each with "role" and
-        "content". UserError names the message that is not allowed."""
+        "content", by a model that may call ``tools``. UserError names what is not allowed."""
+
+    @property
+    def chat_template(self) -> str:
+        """Its source; "" where the model has none."""
+        return ""
 
     @abstractmethod
     def bytes_of(self, token: int) -> bytes:
@@ -70,6 +80,7 @@ class TokenizerText(Text):
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._bytes = token_bytes(tokenizer, str(file))
+        self.longest = max(len(token.encode()) for token in tokenizer.get_vocab())
         self._template = _chat_template(path)
         spec = read_spec(path)
         self.eos_ids = spec.eos_ids
@@ -83,12 +94,18 @@ class TokenizerText(Text):
     def encode_raw(self, text: str) -> list[int]:
         return self._encode(text, add_special_tokens=True)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    @property
+    def chat_template(self) -> str:
+        return self._template.source if self._template else ""
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
         check_messages(messages)
         if self._template is None:
             raise UserError("messages: this model has no chat template; allowed: a raw prompt")
         try:
-            prompt = self._template.render(messages)
+            prompt = self._template.render(messages, tools)
         except TemplateError as e:
             raise UserError(f"messages: {e}") from e
         # The template itself wrote what begins a prompt.
@@ -103,7 +120,9 @@ class TokenizerText(Text):
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         _check_unicode(text)
-        ids = list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        # A batch, as only that lets other threads run: 4 MiB of text take seconds.
+        (found,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids = list(found.ids)
         # Special tokens of pictures and the like may lie beyond what a text model was made for.
         beyond = max(ids, default=0)
         if beyond >= self.vocab_size:
@@ -117,12 +136,15 @@ class ToyText(Text):
 
     eos_ids = ()
     vocab_size = 256
+    longest = 1
 
     def encode_raw(self, text: str) -> list[int]:
         _check_unicode(text)
         return list(text.encode())
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
         check_messages(messages)
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
         return self.encode_raw("".join(lines) + "assistant: ")

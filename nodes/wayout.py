@@ -63,6 +63,10 @@ class WayOut:
         """The requests of one client."""
         return [uid for uid, c in self.clients.items() if c.peer == peer]
 
+    def label(self, uid: str) -> str:
+        """The client's name for it; "" once it is over."""
+        return self.clients[uid].label if uid in self.clients else ""
+
     def owns(self, peer: str, uid: str) -> bool:
         client = self.clients.get(uid)
         return client is not None and client.peer == peer

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nodes.fit import MIB, misfits
+from nodes.http.keys import read_keys
 from nodes.models.directory import resolve
 from nodes.models.spec import ModelSpec, read_spec
 from nodes.segments import ROOT
@@ -67,7 +68,7 @@ def check(topology: Topology) -> ModelSpec | None:
 
     Returns the model's spec; None for the toy, which has no files.
     """
-    problems = _roles(topology)
+    problems = _roles(topology) + _keys(topology)
     spec = None
     try:
         if topology.model.name != TOY:
@@ -82,6 +83,18 @@ def check(topology: Topology) -> ModelSpec | None:
     if problems:
         raise ConfigError("\n".join(problems))
     return spec
+
+
+def _keys(topology: Topology) -> list[str]:
+    """The API keys of front doors that run here must be there."""
+    problems = []
+    for node in topology.nodes:
+        if node.http is not None and is_local(node.address):
+            try:
+                read_keys(node.http.api_keys)
+            except UserError as e:
+                problems.append(f"{topology.file}: node {node.name}: {e}")
+    return problems
 
 
 def _roles(topology: Topology) -> list[str]:

@@ -22,7 +22,7 @@ class Progress(Protocol):
 
 
 class Context(Protocol):
-    """What the loop offers its actor. Loop thread only, but for ``Progress.bump``."""
+    """What the loop offers its actor. Loop thread only, but for ``post`` and ``Progress.bump``."""
 
     name: str
     incarnation: int
@@ -64,6 +64,10 @@ class Context(Protocol):
     ) -> None:
         """Run ``work`` on the named worker thread (FIFO for each), then ``done(result, error)`` on
         the loop."""
+        ...
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Any thread: run ``call`` on the loop, in the order of the posts."""
         ...
 
     def event(self, name: str, **fields: Any) -> None:

@@ -69,6 +69,13 @@ class Live:
     def n_prompt(self) -> int:
         return len(self.request.prompt)
 
+    @property
+    def entered(self) -> float:
+        """When its phase began."""
+        begun = [self.reserved, self.granted, self.replied, self.first]
+        phase = min(list(Phase).index(self.phase), 3)
+        return next(at for at in reversed(begun[: phase + 1]) if at is not None)
+
     def spans(self, now: float) -> dict[str, float]:
         """Seconds spent in each part of the path so far; they do not overlap, and they sum to the
         time since ``asked``. "lane" is the wait of a prefetched request for its lane, "import" the

@@ -147,5 +147,8 @@ class Client:
     ) -> None:
         raise ZpdBug(f"a {CLIENT} has no workers")
 
+    def post(self, call: Callable[[], None]) -> None:
+        raise ZpdBug(f"a {CLIENT} has no mailbox")
+
     def event(self, name: str, **fields: Any) -> None:
         """A client has no log; what matters to its caller is raised."""

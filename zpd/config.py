@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from zpd import lanecache, packing, prefetch, ringcache
+from zpd.confighttp import read_http
 from zpd.configkeys import Key, Problems, flag, one_of, read_table, seconds, suggest, text, whole
 from zpd.confignodes import DTYPES, NAME, NODE, check_nodes
 from zpd.errors import ConfigError
@@ -102,7 +103,9 @@ def parse(data: Mapping[str, Any], problems: Problems, prefetch_next: bool = Fal
     _check_numbers(problems, sections)
     sections["decode"]["prefetch_next"] = _prefetch(problems, sections, nodes, prefetch_next)
     _check_caches(problems, sections)
-    check_nodes(problems, nodes, sections["topology"].get("expose", True))
+    expose = sections["topology"].get("expose", True)
+    check_nodes(problems, nodes, expose)
+    doors = [read_http(problems, f"node[{i}].", n, expose) for i, n in enumerate(nodes)]
     count = layer_count(problems, sections["model"])
     layers = split(problems, nodes, count)
     _raise(problems)
@@ -127,6 +130,7 @@ def parse(data: Mapping[str, Any], problems: Problems, prefetch_next: bool = Fal
                 peers=n["peers"],
                 bulk_peers=n["bulk_peers"],
                 args=n["args"],
+                http=doors[i],
             )
             for i, n in enumerate(nodes)
         ),

@@ -57,6 +57,12 @@ def _args(value: Any) -> Mapping[str, Any]:
     return frozen
 
 
+def _table(value: Any) -> Mapping[str, Any]:
+    if type(value) is not dict:
+        raise ValueError("must be a table: [node.http]")
+    return value
+
+
 def _frozen(value: Any) -> Any:
     match value:
         case dict():
@@ -91,6 +97,7 @@ NODE: dict[str, Key] = {
     "peers": Key(_names, ()),
     "bulk_peers": Key(_names, ()),
     "args": Key(_args, NOTHING),
+    "http": Key(_table, None),  # zpd.confighttp reads it
 }
 
 
@@ -128,6 +135,8 @@ def check_nodes(problems: Problems, nodes: list[dict[str, Any]], expose: bool) -
     if not nodes or any("role" not in n for n in nodes):
         return
     for role in ROLES:
+        if role == "http":
+            continue  # any number
         has = [f"node[{i}]" for i, n in enumerate(nodes) if n["role"] == role]
         if len(has) != 1 and (role != "prefill" or not has):
             many = "at least one" if role == "prefill" else "exactly one"

@@ -138,6 +138,9 @@ class Loop:
     ) -> None:
         self.workers.submit(work, done, worker)
 
+    def post(self, call: Callable[[], None]) -> None:
+        self.workers.post(call)
+
 
 def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

@@ -33,6 +33,7 @@ ROLES = {
     "coordinator": "nodes.coordinator:Coordinator",
     "prefill": "nodes.prefill:PrefillNode",
     "decode": "nodes.decode:DecodeNode",
+    "http": "nodes.http.node:HttpNode",
 }
 
 

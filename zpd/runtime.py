@@ -73,6 +73,8 @@ class Ports(Protocol):
         worker: str,
     ) -> None: ...
 
+    def post(self, call: Callable[[], None]) -> None: ...
+
     def event(self, name: str, **fields: Any) -> None: ...
 
 
@@ -197,6 +199,9 @@ class Runtime:
         worker: str = "compute",
     ) -> None:
         self._ports.submit(work, done, worker)
+
+    def post(self, call: Callable[[], None]) -> None:
+        self._ports.post(call)
 
     def stop(self, why: str) -> None:
         self.stopping = self.stopping or why

@@ -16,7 +16,7 @@ from typing import Any
 from zpd import address, depth, lanecache, packing, prefetch
 from zpd.sums import OFF
 
-ROLES = ("coordinator", "prefill", "decode")
+ROLES = ("coordinator", "prefill", "decode", "http")
 AUTO = 0
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -34,6 +34,19 @@ class Timeouts:
     drain: float = 30.0  # a released slot may wait this long for its writers, then it is fenced
     request: float = 600.0  # a request's whole life, unless it brings a shorter one
     stop: float = 5.0  # SIGTERM to exit
+
+
+@dataclass(frozen=True)
+class Http:
+    """Of a node with role http: where it listens for HTTP, and what it lets in."""
+
+    listen: str = "127.0.0.1:8000"  # HOST:PORT; port 0: any free one, which log and status show
+    model: str = ""  # what clients call the model; "": the last part of its name
+    api_keys: str = ""  # file:PATH (one key a line) or env:NAME (one key); "": none is needed
+    cors: tuple[str, ...] = ()  # origins whose pages may read answers; none
+    max_body: int = 4 * 2**20  # bytes of a request's body
+    max_pending: int = 256  # requests between their arrival and their end
+    stall: float = 30.0  # a reader who takes nothing for so long is cancelled
 
 
 @dataclass(frozen=True)
@@ -57,6 +70,7 @@ class Node:
     peers: tuple[str, ...] = ()
     bulk_peers: tuple[str, ...] = ()
     args: Mapping[str, Any] = field(default_factory=lambda: NOTHING, hash=False)
+    http: Http | None = None  # of role http only
 
 
 @dataclass(frozen=True)
@@ -123,13 +137,16 @@ class Topology:
 
         Control: the coordinator to everyone, everyone to the coordinator, stages to the decode
         node. Bulk: along the ring (coordinator, stages, coordinator) and stages to the decode node.
-        A node with a role of its own takes no part in these: it dials whom it names.
+        A front door dials everyone, on control. A node with a role of its own takes no part in
+        these: it dials whom it names.
         """
         node = self.node(name)
         if node.role not in ROLES:
             control = ((p, "control") for p in node.peers)
             return (*control, *((p, "bulk") for p in node.bulk_peers))
         c, d, ring = self.coordinator.name, self.decode.name, [s.name for s in self.stages]
+        if node.role == "http":
+            return tuple((p, "control") for p in (c, d, *ring))
         if name == c:
             return (*((p, "control") for p in (d, *ring)), (ring[0], "bulk"))
         if name == d:

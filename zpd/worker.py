@@ -73,7 +73,7 @@ class Workers:
         """``wake`` is called from the worker threads."""
         self._wake = wake
         self._workers: dict[str, Worker] = {}
-        self._results: deque[tuple[Worker, Done, Any, BaseException | None]] = deque()
+        self._results: deque[tuple[Worker | None, Done, Any, BaseException | None]] = deque()
         self._work = 0
         self._woken = False  # a wake is on its way, for all results until ``collect``
 
@@ -81,6 +81,10 @@ class Workers:
         if name not in self._workers:
             self._workers[name] = Worker(name, lambda *result: self._finish(name, *result))
         self._workers[name].put(work, done)
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Any thread: ``call`` on the loop, as a result that no worker made."""
+        self._arrive((None, lambda result, error: call(), None, None))
 
     def collect(self) -> bool:
         """Whether there are results to take. What comes after this call wakes the loop again."""
@@ -92,7 +96,8 @@ class Workers:
         if not self._results:
             return None
         worker, done, result, error = self._results.popleft()
-        worker.pending -= 1
+        if worker is not None:
+            worker.pending -= 1
         return done, result, error
 
     def pulse(self) -> Heartbeat:
@@ -113,7 +118,10 @@ class Workers:
         return all(ended)
 
     def _finish(self, name: str, done: Done, result: Any, error: BaseException | None) -> None:
-        self._results.append((self._workers[name], done, result, error))
+        self._arrive((self._workers[name], done, result, error))
+
+    def _arrive(self, result: tuple[Worker | None, Done, Any, BaseException | None]) -> None:
+        self._results.append(result)
         if not self._woken:
             self._woken = True
             self._wake()

@@ -65,13 +65,14 @@ def write_config(
     timeouts: Mapping[str, float] = QUICK,
     kv: str | Sequence[str] = "auto",
     sections: Mapping[str, Mapping[str, Any]] | None = None,
+    http: Mapping[str, Any] | None = None,
 ) -> Path:
     """A topology file on free ports, by default of the toy model. ``kv``: of all stages, or one for
-    each; auto is shm here.
+    each; auto is shm here. ``http``: the keys of a front door, where there is to be one.
 
     Its name is used nowhere else, so that no other run holds the names of its nodes.
     """
-    ports = free_ports(stages + 2)
+    ports = free_ports(stages + 2 + (http is not None))
     name = f"test-{uuid.uuid4().hex[:12]}"
     tables: dict[str, Mapping[str, Any]] = {
         "topology": {"name": name, "run_dir": str(directory / "runs")},
@@ -83,12 +84,15 @@ def write_config(
         tables[section] = {**tables.get(section, {}), **values}
     nodes = [("coordinator", "coordinator"), ("decode", "decode")]
     nodes += [(f"stage-{i}", "prefill") for i in range(stages)]
+    nodes += [("http", "http")] if http is not None else []
     text = "".join(f"[{section}]\n{_values(values)}\n" for section, values in tables.items())
     for (node, role), port in zip(nodes, ports, strict=True):
         values = {"name": node, "role": role, "address": f"tcp://127.0.0.1:{port}"}
         if role == "prefill":
             values["kv"] = kv if isinstance(kv, str) else kv[int(node.removeprefix("stage-"))]
         text += f"[[node]]\n{_values(values)}\n"
+    if http is not None:
+        text += f"[node.http]\n{_values({'listen': '127.0.0.1:0', **http})}\n"
     path = directory / f"{name}.toml"
     path.write_text(text)
     return path

@@ -112,6 +112,7 @@ def real_ring(
 
 
 @pytest.mark.full
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_smollm(real_ring: Ring, depth: str) -> None:
     """S3, S5."""

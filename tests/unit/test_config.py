@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zpd.config import NODE, SECTIONS, load, parse
+from zpd.confighttp import HTTP
 from zpd.configkeys import Problems, allowed
 from zpd.errors import ConfigError
-from zpd.topology import Timeouts, Topology
+from zpd.topology import Http, Timeouts, Topology
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -377,7 +378,7 @@ def test_every_key_of_a_node_reaches_the_topology(tmp_path: Path) -> None:
     text = text.replace('address = "', 'host = "h"\naddress = "')
     t = load(write(tmp_path, text))
     keys = {"name", "role", "address", "host", *(k for values in asked.values() for k in values)}
-    assert keys == NODE.keys()
+    assert keys == NODE.keys() - {"http"}  # a table of keys of its own
     assert {n.host for n in t.nodes} == {"h"}
     for name, values in asked.items():
         for key, value in values.items():
@@ -416,12 +417,13 @@ def test_shipped_configs(file: Path, zpd_home: Path) -> None:
 def test_the_explained_config_shows_every_key_and_its_default(zpd_home: Path) -> None:
     put_model(zpd_home, "smollm2-135m-instruct", json.dumps({"num_hidden_layers": 30}))
     text = (CONFIGS / "local-2stage.toml").read_text()
-    # these have the keys of the toy model alone, of actors of one's own, of several hosts
-    for more in ("toy-2stage", "own-actor", "two-hosts"):
+    # these have the keys of the toy model alone, of one's own actors, of several hosts, of a door
+    for more in ("toy-2stage", "own-actor", "two-hosts", "http"):
         text += (CONFIGS / f"{more}.toml").read_text()
     said = set(re.findall(r"^(?:# )?(\w+) = ", text, re.MULTILINE))
     left_out = {"layers"} if "layers = 30" not in text else set()
-    assert said >= {k for keys in (*SECTIONS.values(), NODE) for k in keys} - left_out
+    assert said >= {k for keys in (*SECTIONS.values(), NODE) for k in keys} - left_out - {"http"}
+    assert said >= HTTP.keys()
     t = load(CONFIGS / "local-2stage.toml")
     bare = Topology(t.name, t.file, t.model, t.nodes)
     assert t == bare
@@ -439,7 +441,7 @@ def test_caches(tmp_path: Path) -> None:
 
 
 def test_every_reader_says_what_it_allows() -> None:
-    for keys in (*SECTIONS.values(), NODE):
+    for keys in (*SECTIONS.values(), NODE, HTTP):
         for key in keys.values():
             assert allowed(key.read)
 
@@ -479,3 +481,52 @@ def test_any_toml_gives_a_topology_or_a_config_error(data: dict[str, Any]) -> No
     except ConfigError:
         found = None
     assert isinstance(found, Topology) == (problems.lines == [])
+
+
+DOOR = (
+    GOOD
+    + """
+[[node]]
+name = "http"
+role = "http"
+address = "tcp://127.0.0.1:47009"
+[node.http]
+"""
+)
+
+
+def test_every_key_of_a_front_door_reaches_the_topology(tmp_path: Path) -> None:
+    said = {
+        "listen": "[::1]:0", "model": "m", "api_keys": "env:KEY", "cors": ["https://a.org"],
+        "max_body": 2048, "max_pending": 3, "stall": 1.5,
+    }  # fmt: skip
+    assert said.keys() == HTTP.keys()
+    lines = "".join(f"{k} = {toml(v)}\n" for k, v in said.items())
+    t = load(write(tmp_path, DOOR + lines))
+    assert t.node("http").http == Http(**{**said, "cors": ("https://a.org",)})
+    links = t.links("http")
+    assert links[0] == (t.coordinator.name, "control")
+    assert {p for p, _ in links} == {n.name for n in t.nodes} - {"http"}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('listen = "127.0.0.1"', "http.listen .*HOST:PORT"),
+        ('listen = "127.0.0.1:65536"', "http.listen .*HOST:PORT"),
+        ('listen = "0.0.0.0:80"', "http.listen .*expose = true"),
+        ('api_keys = "sk-123"', "http.api_keys .*file:PATH or env:NAME"),
+        ('cors = ["example.org"]', "http.cors .*list of origins"),
+        ("max_body = 1", "http.max_body .*from 1024"),
+        ("max_pending = 0", "http.max_pending .*from 1"),
+        ("port = 80", "http.port .*unknown key"),
+    ],
+)
+def test_a_front_door_is_refused_by_name(tmp_path: Path, line: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load(write(tmp_path, DOOR + line))
+
+
+def test_only_a_front_door_has_its_table(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"http: only http nodes have this table"):
+        load(write(tmp_path, GOOD + "[node.http]\nmax_pending = 3\n"))

@@ -80,7 +80,7 @@ def test_one_import_site_each(library: str) -> None:
 @pytest.mark.parametrize("path", files("nodes"), ids=short)
 def test_nodes_do_not_import_tools_or_each_other(path: Path) -> None:
     names = set(imports(path))
-    roles = {"nodes.coordinator", "nodes.prefill", "nodes.decode"}
+    roles = {"nodes.coordinator", "nodes.prefill", "nodes.decode", "nodes.http.node"}
     assert "tools" not in tops(path)
     assert not names & roles, f"{short(path)}: nodes meet on the wire"
 
@@ -98,7 +98,9 @@ def test_never_pickle_never_eval(path: Path) -> None:
     assert not calls & {"eval", "exec"}
 
 
-@pytest.mark.parametrize("module", ["nodes.coordinator", "zpd.node", "tools.cli", "tools.check"])
+@pytest.mark.parametrize(
+    "module", ["nodes.coordinator", "nodes.http.node", "zpd.node", "tools.cli", "tools.check"]
+)
 def test_torch_stays_out(module: str) -> None:
     """The coordinator and the command line never import torch, nor transformers at all."""
     code = f"import sys, {module}; print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"

@@ -112,6 +112,9 @@ class SimNode:
     def submit(self, work: Callable[[Progress], Any], done: Done, worker: str) -> None:
         self._work.setdefault(worker, deque()).append((work, done))
 
+    def post(self, call: Callable[[], None]) -> None:
+        self._results.append(("mailbox", lambda result, error: call(), None, None))
+
     def event(self, name: str, **fields: Any) -> None:
         check(name, fields)
         self.cluster.record(self.name, name, written(fields))

@@ -1,0 +1,190 @@
+"""Room 1. The endpoints that ask the model: body -> questions -> answer. Every refusal that this
+process can make comes before anything is asked of the coordinator."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+from starlette.responses import JSONResponse
+
+from nodes.http.admission import Admission, header, read_body
+from nodes.http.bodies import ChatBody, Common, CompletionBody, read
+from nodes.http.calls import Call, Question
+from nodes.http.errors import HttpError, bad, of_outcome, of_user
+from nodes.http.mailbox import WORKER, Facts, Mailbox
+from nodes.http.replies import Reply
+from nodes.http.stream import Gone, Stalled, stream, while_connected, whole
+from nodes.http.toolcalls import form_of
+from nodes.http.wanted import Wanted, of_chat, of_completion, tokenise
+from nodes.text import Text
+from zpd.errors import Outcome, UserError
+from zpd.layers import TOY
+from zpd.messages import Ask
+from zpd.topology import Http, Topology
+
+CUT = "zpd.cut"  # in a scope's state: a function that ends the connection at once
+SHRINKS = 4  # a text may get so much shorter when it is normalised
+MAX_LABEL = 128  # characters of X-Request-Id
+
+
+class Door:
+    """What all handlers share. HTTP thread only."""
+
+    def __init__(
+        self, mailbox: Mailbox, topology: Topology, settings: Http, keys: Sequence[bytes] = ()
+    ) -> None:
+        self.mailbox = mailbox
+        self.topology = topology
+        self.settings = settings
+        self.keys = tuple(keys)
+        self.model = settings.model or topology.model.name.rstrip("/").rpartition("/")[2]
+        self.began = int(time.time())
+        self.admission = Admission(settings.max_pending, settings.max_body)
+        self.calls: dict[str, Call] = {}
+        self.answered: Counter[int] = Counter()  # status -> answers
+
+    def text(self) -> Text:
+        """Raises HttpError(503) while nothing can be asked."""
+        facts = self.mailbox.facts
+        if facts.down or facts.text is None:
+            raise of_outcome(Outcome.UNAVAILABLE, facts.down)
+        return facts.text
+
+    def check_model(self, model: str | None) -> None:
+        if model is not None and model != self.model:
+            text = f"model: there is no {model[:128]!r}; this server has {self.model!r}"
+            raise HttpError(404, text, "model_not_found", "model")
+
+    def form(self, wanted: Wanted, text: Text) -> str:
+        """In which form the model calls tools; "" where it may not. Raises HttpError(400)."""
+        if not wanted.chat:
+            return ""
+        if not text.chat_template and self.topology.model.name != TOY:
+            raise bad("messages", f"{self.model} has no chat template; use /v1/completions")
+        if not wanted.tools:
+            return ""
+        form = form_of(text.chat_template)
+        if not form:
+            raise bad("tools", f"the chat template of {self.model} knows no tools, or not as zpd")
+        return form
+
+    async def tokens(self, wanted: Wanted, text: Text, worker: str = WORKER) -> list[list[int]]:
+        """Raises HttpError(400)."""
+        try:
+            return list(await self.mailbox.work(lambda: tokenise(text, wanted), worker))
+        except UserError as error:
+            raise of_user(error) from None
+
+
+class Completions:
+    """An ASGI endpoint: chat completions, or completions."""
+
+    def __init__(self, door: Door, kind: type[Common]) -> None:
+        self.door = door
+        self.kind = kind
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        door, began = self.door, time.monotonic()
+        with door.admission.enter(scope):
+            label = label_of(scope)
+            body = read(self.kind, await read_body(scope, receive, door.settings.max_body))
+            wanted = of_chat(body) if isinstance(body, ChatBody) else of_completion(_is(body))
+            door.check_model(body.model)
+            text = door.text()
+            form = door.form(wanted, text)
+            prefix = "chatcmpl" if wanted.chat else "cmpl"
+            call = Call(f"{prefix}-{uuid4().hex}", label)
+            door.calls[call.id] = call
+            why = "its request is over"
+            try:
+                work = self._answer(call, wanted, text, form, began, scope, send, receive)
+                await while_connected(receive, work)
+            except Gone:
+                why = "the client is gone"
+            except Stalled as stalled:
+                why = stalled.error.message
+                scope["state"][CUT]()
+            finally:
+                del door.calls[call.id]
+                if not call.over:
+                    door.mailbox.cancel(call, why)
+
+    async def _answer(
+        self, call: Call, wanted: Wanted, text: Text, form: str, began: float, scope: Any,
+        send: Any, receive: Any,
+    ) -> None:  # fmt: skip
+        door = self.door
+        check_size(wanted, text, door.mailbox.facts.limit)
+        prompts = await door.tokens(wanted, text)
+        call.questions = questions(wanted, prompts, door.mailbox.facts, time.monotonic() - began)
+        reply = Reply(
+            call.id, door.model, text, chat=wanted.chat, choices=len(call.questions),
+            n_prompt=sum(map(len, prompts)), logprobs=wanted.sampling.logprobs >= 0, tools=form,
+            usage=wanted.usage,
+        )  # fmt: skip
+        door.mailbox.ask(call)
+        try:
+            if wanted.stream:
+                await stream(call, reply, send, door.settings.stall)
+                return
+            response = JSONResponse(await whole(call, reply))
+        except HttpError as error:  # the coordinator's words for our fields
+            if error.param == "guide":
+                error.param = wanted.guide_field
+            raise
+        await response(scope, receive, send)
+
+
+def _is(body: Common) -> CompletionBody:
+    assert isinstance(body, CompletionBody)
+    return body
+
+
+def questions(
+    wanted: Wanted, prompts: Sequence[Sequence[int]], facts: Facts, spent: float
+) -> list[Question]:
+    """One for each answer; all of one prompt together. ``spent``: seconds of its time that are over
+    already. Raises HttpError(400, 504)."""
+    timeout = wanted.timeout - spent if wanted.timeout else 0.0
+    if timeout < 0:
+        raise of_outcome(Outcome.DEADLINE, "at the door when its time was over")
+    found = []
+    for prompt in prompts:
+        param = "messages" if wanted.chat else "prompt"
+        if not prompt:
+            raise bad(param, "is empty: at least one token")
+        room = facts.limit - len(prompt)
+        size = room if wanted.max_tokens is None else wanted.max_tokens
+        if size > room or room < 1:
+            text = (
+                f"{param} of {len(prompt)} tokens + max_tokens {size} = {len(prompt) + size}: "
+                f"{facts.limit} is the most that every node allows"
+            )
+            raise HttpError(400, text, "context_length_exceeded", param)
+        for i in range(wanted.n):
+            ask = Ask("", "ids", size, wanted.sampling_of(i), wanted.stop, timeout, wanted.priority)
+            found.append(Question(ask, prompt, wanted.guide))
+    return found
+
+
+def check_size(wanted: Wanted, text: Text, limit: int) -> None:
+    """A text that no slot can hold is refused before it is tokenised, which would take seconds.
+    Raises HttpError(400)."""
+    most = limit * text.longest * SHRINKS
+    said = [m["content"] for m in wanted.messages] + [p for p in wanted.prompts if type(p) is str]
+    if (longest := max(map(len, said), default=0)) > most:
+        param = "messages" if wanted.chat else "prompt"
+        message = f"{param}: {longest} characters are more than {limit} tokens, whatever they say"
+        raise HttpError(400, message, "context_length_exceeded", param)
+
+
+def label_of(scope: Any) -> str:
+    """The client's name for its request; "" where it gives none. Raises HttpError(400)."""
+    said = header(scope, b"x-request-id").decode("latin-1")
+    if len(said) > MAX_LABEL or not said.isascii() or not said.isprintable():
+        raise bad("X-Request-Id", f"must be at most {MAX_LABEL} visible ASCII characters")
+    return said

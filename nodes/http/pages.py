@@ -1,0 +1,165 @@
+"""Room 1. The endpoints beside the answers: tokens, models, health, readiness, live requests."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from nodes.http.admission import read_body
+from nodes.http.bodies import DetokenizeBody, TokenizeBody, read
+from nodes.http.door import Door
+from nodes.http.errors import HttpError, bad, of_outcome
+from nodes.http.mailbox import PAGES
+from nodes.http.wanted import Wanted
+from zpd.attempt import Phase
+from zpd.errors import Outcome
+from zpd.requests import Sampling
+
+DISTRIBUTION = "zpd-serve"
+STEP = 10_000  # ids; a millisecond
+# Each gate at which a request waits -> what lets it through.
+RELEASED_BY = {
+    "tokenise": "the front door's worker: prompts before it",
+    Phase.RESERVE: "a free source slot, or a free lane, at the decode node",
+    Phase.PREFILL: "credit of the window, and the ring's replies",
+    Phase.IMPORT: "the rest of its KV, a free lane, its first token",
+    Phase.DECODE: "its next token",
+}
+
+
+class Pages:
+    def __init__(self, door: Door) -> None:
+        self.door = door
+
+    # ---- text ------------------------------------------------------------------------------------
+
+    async def tokenize(self, request: Request) -> Response:
+        door = self.door
+        with door.admission.enter(request.scope):
+            body = read(TokenizeBody, await self._body(request))
+            door.check_model(body.model)
+            text = door.text()
+            messages = tuple(m.for_template() for m in body.messages or ())
+            prompts = () if body.prompt is None else (body.prompt,)
+            wanted = Wanted(
+                messages, (), prompts, 1, None, Sampling(), (), "", 0.0, 0, False, False
+            )
+            door.form(wanted, text)
+            (ids,) = await door.tokens(wanted, text, PAGES)
+            limit = door.mailbox.facts.limit
+            said = await door.mailbox.work(lambda: _tokens(ids, limit), PAGES)
+        return Response(said, media_type="application/json")
+
+    async def detokenize(self, request: Request) -> Response:
+        door = self.door
+        with door.admission.enter(request.scope):
+            body = read(DetokenizeBody, await self._body(request))
+            door.check_model(body.model)
+            text = door.text()
+            if (most := max(body.tokens, default=0)) >= text.vocab_size:
+                raise bad("tokens", f"{most}: ids are from 0 to {text.vocab_size - 1}")
+            raw = await door.mailbox.work(lambda: b"".join(map(text.bytes_of, body.tokens)), PAGES)
+        return JSONResponse({"prompt": raw.decode("utf-8", "replace")})
+
+    async def _body(self, request: Request) -> bytes:
+        return await read_body(request.scope, request.receive, self.door.settings.max_body)
+
+    # ---- what there is ---------------------------------------------------------------------------
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        self.door.check_model(request.path_params["model"])
+        return JSONResponse(self._model())
+
+    def _model(self) -> dict[str, Any]:
+        door = self.door
+        return {
+            "id": door.model, "object": "model", "created": door.began, "owned_by": "zpd",
+            "max_model_len": door.mailbox.facts.limit,
+        }  # fmt: skip
+
+    async def version(self, request: Request) -> Response:
+        try:
+            version = importlib.metadata.version(DISTRIBUTION)
+        except importlib.metadata.PackageNotFoundError:  # run from its sources
+            version = "unknown"
+        return JSONResponse({"version": version})
+
+    # ---- how it is -------------------------------------------------------------------------------
+
+    async def health(self, request: Request) -> Response:
+        return JSONResponse({"status": "alive"})
+
+    async def ready(self, request: Request) -> Response:
+        missing = await self._missing()
+        said = {"ready": not missing, "missing": missing}
+        return JSONResponse(said, 503 if missing else 200)
+
+    async def _missing(self) -> list[dict[str, Any]]:
+        """Every leg that does not serve: its name, why, and since when (seconds since 1970)."""
+        facts, now = self.door.mailbox.facts, time.time()
+        name = self.door.topology.coordinator.name
+        if facts.down:
+            return [_leg("front door", facts.down, facts.since)]
+        found = await self.door.mailbox.status(name)
+        if "error" in found:
+            return [_leg(name, found["error"], now)]
+        if found["ready"]:
+            return []
+        down = found["actor"]["down"]
+        peers = found.get("peers", {})
+        legs = [_leg(n, why, now - peers.get(n, {}).get("seconds", 0.0)) for n, why in down.items()]
+        return legs or [_leg("ring", found["why"], now - found["actor"]["ready_seconds"])]
+
+    # ---- live requests ---------------------------------------------------------------------------
+
+    async def requests(self, request: Request) -> Response:
+        name = self.door.topology.coordinator.name
+        found = await self.door.mailbox.status(name)
+        if "error" in found:
+            raise of_outcome(Outcome.UNAVAILABLE, f"{name}: {found['error']}")
+        return JSONResponse({"object": "list", "data": list(self._live(found))})
+
+    def _live(self, found: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Those that the coordinator has, whoever asked, and ours that it does not have yet."""
+        mine = {uid: call for call in self.door.calls.values() for uid in call.uids.values()}
+        for row in found["actor"]["requests"]:
+            call = mine.get(row["uid"])
+            yield {
+                "id": call.id if call else None,
+                **row,
+                "waits_for": RELEASED_BY[Phase(row["phase"])],
+            }
+        for call in self.door.calls.values():
+            if not call.uids:
+                seconds = round(time.time() - call.since, 3)
+                yield {
+                    "id": call.id, "uid": None, "label": call.label, "phase": "tokenise",
+                    "seconds": seconds, "waits_for": RELEASED_BY["tokenise"],
+                }  # fmt: skip
+
+    async def cancel(self, request: Request) -> Response:
+        name, calls = request.path_params["id"], self.door.calls
+        call = calls.get(name) or next((c for c in calls.values() if name in c.uids.values()), None)
+        if call is None:
+            text = f"id: no request {name[:128]!r} of this front door lives"
+            raise HttpError(404, text, "unknown_request", "id")
+        self.door.mailbox.cancel(call, "cancelled by DELETE /v1/requests")
+        return JSONResponse({"id": call.id, "object": "request", "cancelled": True})
+
+
+def _tokens(ids: list[int], limit: int) -> str:
+    """The JSON of many ids. In pieces, as a single call of ``json`` lets no other thread run."""
+    pieces = [",".join(map(str, ids[i : i + STEP])) for i in range(0, len(ids), STEP)]
+    return f'{{"tokens":[{",".join(pieces)}],"count":{len(ids)},"max_model_len":{limit}}}'
+
+
+def _leg(name: str, why: str, since: float) -> dict[str, Any]:
+    return {"leg": name, "why": why, "since": round(since, 3)}

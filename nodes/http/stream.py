@@ -1,0 +1,125 @@
+"""Room 8. An answer on its way to one reader: a stream of server-sent events, or one object.
+
+A stream has one end for each choice, or one error event; then ``[DONE]``, and nothing else. What
+came while the reader was slow leaves as one piece.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
+
+from nodes.http.calls import Call, End, Event, Failed, Piece, Started, stalled
+from nodes.http.errors import HttpError
+from nodes.http.replies import Reply
+
+DONE = b"data: [DONE]\n\n"
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # a proxy that gathers events makes them late
+]
+T = TypeVar("T")
+
+
+def event(value: Any) -> bytes:
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return b"data: " + text.encode() + b"\n\n"
+
+
+async def begun(call: Call) -> list[Event]:
+    """Wait until every question of the call is taken on; what else came meanwhile. Raises HttpError
+    where there is no answer, so that the client gets a status and no stream."""
+    found: list[Event] = []
+    while len(call.uids) < len(call.questions):
+        found += await call.take()
+        for one in found:
+            if isinstance(one, Failed):
+                raise one.error
+    return [one for one in found if not isinstance(one, Started)]
+
+
+async def whole(call: Call, reply: Reply) -> dict[str, Any]:
+    """The whole answer. Raises HttpError."""
+    events, left = await begun(call), len(call.questions)
+    while True:
+        for one in events:
+            if isinstance(one, Failed):
+                raise one.error
+            for _ in _chunks(reply, one):
+                pass  # the reply keeps it
+            left -= isinstance(one, End)
+        if not left:
+            return reply.whole()
+        events = await call.take()
+
+
+async def stream(call: Call, reply: Reply, send: Any, stall: float) -> None:
+    """Raises HttpError before the stream began, and Stalled."""
+    events, left = await begun(call), len(call.questions)
+    await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+    out = [event(chunk) for chunk in reply.begin()]
+    while True:
+        failed = None
+        for one in events:
+            if isinstance(one, Failed):
+                failed = one.error
+                break
+            out += [event(chunk) for chunk in _chunks(reply, one)]
+            left -= isinstance(one, End)
+        over = failed is not None or not left
+        if failed is not None:
+            out += [event(failed.body()), DONE]
+        elif over:
+            out += [*(event(chunk) for chunk in reply.last()), DONE]
+        if out:
+            message = {"type": "http.response.body", "body": b"".join(out), "more_body": not over}
+            try:
+                await asyncio.wait_for(send(message), stall)
+            except TimeoutError:
+                raise Stalled(stalled(f"it took nothing for {stall} s")) from None
+            out = []
+        if over:
+            return
+        events = await call.take()
+
+
+def _chunks(reply: Reply, one: Event) -> Iterable[dict[str, Any]]:
+    if isinstance(one, Piece):
+        return reply.piece(one)
+    return reply.end(one) if isinstance(one, End) else ()
+
+
+class Gone(Exception):
+    """Nobody is there to be told anything."""
+
+
+class Stalled(Exception):
+    """A reader who takes nothing; ``error`` says it to whoever still listens."""
+
+    def __init__(self, error: HttpError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+async def while_connected(receive: Any, work: Coroutine[Any, Any, T]) -> T:
+    """``work``, ended as soon as the client is gone; raises Gone then. The body must have been
+    read."""
+    doing = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait((doing, gone), return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            return await doing
+        raise Gone
+    finally:
+        for task in (doing, gone):
+            task.cancel()
+        await asyncio.gather(doing, gone, return_exceptions=True)
+
+
+async def _gone(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
