@@ -57,6 +57,24 @@ def test_packs_count_as_one_op(tmp_path: Path) -> None:
     assert found(Run(tmp_path), 0).peak == 1
 
 
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_a_ring_that_broke_with_ops_outstanding_is_no_wrong_log(tmp_path: Path, level: str) -> None:
+    """At level info, ops are not in the log that ``ring_broken`` counts."""
+    world = World(topology(2, log_level="debug"))
+    answer = world.user.ask(prompt(0, 40), max_tokens=3)
+    world.run_until(lambda: bool(world.named("op_sent")))
+    link = ("prefill-0", "prefill-1", "bulk")
+    world.cut(*link)
+    world.run_until(lambda: bool(world.named("ring_broken")))
+    world.heal(*link)
+    world.run_until(lambda: bool(answer.done))
+    world.run_until(world.idle)
+    assert world.named("ring_broken")[0]["outstanding"] > 0
+    write_logs(world, tmp_path, level=level)
+    verdict = judged(tmp_path)
+    assert verdict.right, verdict.problems
+
+
 class Log:
     """A good log's lines, and one seeded change to them. ``blame``: the line, from 1, that must be
     named."""
