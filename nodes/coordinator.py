@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from nodes import show
 from nodes.door import Waiting, check, tokenise
 from nodes.facts import facts, hidden_size
 from nodes.fit import check_fit
 from nodes.guide import Guides
 from nodes.text import Text
-from nodes.wayout import WayOut, logprobs
+from nodes.wayout import BY_CLIENT, WayOut, logprobs
 from zpd.actor import Actor, Context, Progress
 from zpd.attempt import Live, Request
 from zpd.decisions import Action, Finished, Grew, Refusal, Routed, Send
@@ -98,19 +99,12 @@ class Coordinator(Actor):
                 "depth": s.window.depth,
                 "peak": s.window.peak,
             },
+            "ops": show.ops(now, s.window),
             "requests": [
-                {
-                    "uid": x.request.uid,
-                    "label": self.way_out.label(x.request.uid),
-                    "seconds": round(now - x.request.asked, 3),
-                    "phase_seconds": round(now - x.entered, 3),
-                    "att": str(x.att),
-                    "route": x.route,
-                    "phase": x.phase,
-                    "tokens": x.n_tokens,
-                }
+                {"label": self.way_out.label(x.request.uid), **show.request(now, x)}
                 for x in s.live.values()
             ],
+            **self.way_out.status(now),
             "ring_cache": s.kept.status() if s.kept else None,
             "clients": len(self.way_out.clients),
             "outcomes": dict(self.way_out.outcomes),
@@ -150,7 +144,7 @@ class Coordinator(Actor):
                 self._ask(peer, message, blobs)
             case Cancel():
                 if self.way_out.owns(peer, message.uid):
-                    self._cancel(message.uid, "cancelled by the client")
+                    self._cancel(message.uid, BY_CLIENT)
             case Grant() if peer == s.owner:
                 self.context.event(
                     "attempt_granted", att=message.att, use=message.use,
@@ -349,6 +343,7 @@ class Coordinator(Actor):
             self.context.event(
                 "ring_broken", term=self.was_open, why=ring.why, outstanding=self._outstanding()
             )
+            self.way_out.note("ring", f"the ring broke: {ring.why}")
             self.was_open = None
             self.sent.clear()
 

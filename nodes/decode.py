@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nodes import show
 from nodes.engine.base import DecodeEngine
 from nodes.engine.make import decode_engine
 from nodes.facts import facts
@@ -81,6 +82,7 @@ class DecodeNode(Actor):
         self.loaded = False
         self.lanes_logged = list(self.owner.lanes)
         self.slots_logged: dict[int, tuple[Attempt | None, float]] = {}  # whose, changed when
+        self.waits_logged = ("", "")  # whose grant waits, for what
         self.told = NO_TERM  # the newest term whose opening we told the coordinator
 
     @property
@@ -109,6 +111,7 @@ class DecodeNode(Actor):
             "slots": self.owner.phases(),
             "lanes": [str(a) if a else None for a in self.owner.lanes],
             "queue": len(self.owner.queue),
+            **show.owner(self.context.now(), self.owner, self.slots_logged),
             "prefetch_next": self.owner.prefetch_next,
             "segments": {
                 "shared": self.memory is not None and not self.memory.why,
@@ -284,6 +287,14 @@ class DecodeNode(Actor):
             elif isinstance(action, Drain):
                 at = self.context.now() + self.topology.timeouts.drain
                 self.context.set_timer((action.slot, action.epoch), at)
+        self._log_queue()
+
+    def _log_queue(self) -> None:
+        first = self.owner.queue[0] if self.owner.queue else None
+        waits = (str(first.att), self.owner.waits_for(first)) if first else ("", "")
+        if waits != self.waits_logged:
+            self.waits_logged = waits
+            self.context.event("queue_waits", att=waits[0], what=waits[1])
 
     def _log_lanes(self) -> None:
         now = self.owner.lanes

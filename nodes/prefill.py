@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from nodes import show
 from nodes.engine.base import Forwarded, PrefillEngine
 from nodes.engine.make import prefill_engine
 from nodes.facts import facts
@@ -60,6 +61,8 @@ class PrefillNode(Actor):
         self.computing = True  # until the model is loaded
         self.spoilt: set[Use] = set()  # an op of theirs was not computed: nothing is kept of them
         self.ops = 0
+        self.arrived = self.passed = 0  # the newest op of this term that came, that left
+        self.taken: tuple[Sequence[Taken], float] = ((), 0.0)  # what computes, since when
         self.loaded = False
 
     def facts(self) -> dict[str, str]:
@@ -76,6 +79,9 @@ class PrefillNode(Actor):
             "layers": list(self.node.layers),
             "term": str(self.ring.term),
             "queue": len(self.queue),
+            **show.stage(self.context.now(), self.queue, *self.taken),
+            "arrived": self.arrived,
+            "passed": self.passed,
             "rows": len(self.ring.rows),
             "ops": self.ops,
             "joins": self.engine.joins,
@@ -106,6 +112,7 @@ class PrefillNode(Actor):
                 self.ring.fail(message.use, message.skip)  # no op before it is of any use either
             self.queue.append((message, blobs, self.context.now()))
             if isinstance(message, Prefill):
+                self.arrived = message.seq
                 self.context.event("op_arrived", **_keys(message))
             self._next()
         else:
@@ -126,6 +133,7 @@ class PrefillNode(Actor):
         if why := self.ring.open(message):
             raise RemoteError(why, "Open")
         self.queue.clear()
+        self.arrived = self.passed = 0
 
     # ---- one thing after the other -----------------------------------------------------------
 
@@ -207,10 +215,10 @@ class PrefillNode(Actor):
                 self._skipped(t)
             return
         started = self.context.now()
-        self.computing = True
+        self.computing, self.taken = True, (todo, started)
 
         def done(results: list[Results], error: BaseException | None) -> None:
-            self.computing = False
+            self.computing, self.taken = False, ((), 0.0)
             if error is not None:
                 raise error
             took = self.context.now() - started
@@ -297,6 +305,7 @@ class PrefillNode(Actor):
                 op.ring, op.use, op.att, op.seq, op.start, op.stop, op.last, skip, all_spans
             )
         self.context.send(self.onward, onward, blobs, bulk=True)
+        self.passed = op.seq
 
     # ---- links -------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ its text. A cancel does not: the client hears it at once, and no token after it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,9 @@ from zpd.errors import Outcome, RemoteError
 from zpd.messages import Delta, Done, Token
 from zpd.wire import Blob
 
+BY_CLIENT = "cancelled by the client"
+PROBLEMS = 20  # that a status remembers
+
 
 @dataclass
 class _Client:
@@ -25,6 +29,7 @@ class _Client:
 
     peer: str
     label: str
+    since: float = 0.0
     detokeniser: Detokeniser | None = None
     n_prompt: int = 0
     n_tokens: int = 0  # told to the client
@@ -50,10 +55,11 @@ class WayOut:
         self.context = context
         self.clients: dict[str, _Client] = {}  # uid -> client, until Done
         self.outcomes: dict[str, int] = {}
+        self.problems: deque[tuple[float, dict[str, str]]] = deque(maxlen=PROBLEMS)
         self._stop = stop
 
     def enter(self, uid: str, peer: str, label: str) -> None:
-        self.clients[uid] = _Client(peer, label)
+        self.clients[uid] = _Client(peer, label, self.context.now())
 
     def admit(self, uid: str, n_prompt: int, detokeniser: Detokeniser) -> None:
         client = self.clients[uid]
@@ -66,6 +72,27 @@ class WayOut:
     def label(self, uid: str) -> str:
         """The client's name for it; "" once it is over."""
         return self.clients[uid].label if uid in self.clients else ""
+
+    def status(self, now: float) -> dict[str, Any]:
+        """Whom the scheduler does not know yet, or no more; and what went wrong last."""
+
+        def rows(phase: str, clients: dict[str, _Client]) -> list[dict[str, Any]]:
+            return [
+                {"uid": uid, "label": c.label, "phase": phase, "seconds": round(now - c.since, 3)}
+                for uid, c in clients.items()
+            ]
+
+        door = {u: c for u, c in self.clients.items() if c.detokeniser is None}
+        leaving = {u: c for u, c in self.clients.items() if c.ended is not None}
+        problems = [{"seconds": round(now - at, 3), **what} for at, what in self.problems]
+        return {
+            "beside": rows("door", door) + rows("way out", leaving),
+            "problems": problems,
+        }
+
+    def note(self, what: str, text: str, **more: str) -> None:
+        """For the status: what went wrong."""
+        self.problems.append((self.context.now(), {"what": what, "text": text, **more}))
 
     def owns(self, peer: str, uid: str) -> bool:
         client = self.clients.get(uid)
@@ -168,6 +195,8 @@ class WayOut:
     def _say(self, uid: str, outcome: Outcome, detail: str, spans: dict[str, float]) -> _Client:
         client = self.clients.pop(uid)
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+        if not outcome.ok and detail != BY_CLIENT:
+            self.note(outcome, detail, uid=uid, label=client.label)
         done = Done(client.label, uid, outcome, detail, client.n_prompt, client.n_tokens, spans)
         self.context.send(client.peer, done)
         return client

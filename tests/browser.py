@@ -50,10 +50,7 @@ class Browser:
         )
         for domain in ("Page", "Runtime", "Log"):
             await self.send(f"{domain}.enable")
-        await self.send(
-            "Emulation.setDeviceMetricsOverride",
-            width=width, height=height, deviceScaleFactor=1, mobile=False,
-        )  # fmt: skip
+        await self.size(width, height)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -115,6 +112,12 @@ class Browser:
                 "Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter",
                 windowsVirtualKeyCode=13, text="\r" if kind == "keyDown" else "",
             )  # fmt: skip
+
+    async def size(self, width: int, height: int) -> None:
+        await self.send(
+            "Emulation.setDeviceMetricsOverride",
+            width=width, height=height, deviceScaleFactor=1, mobile=False,
+        )  # fmt: skip
 
     async def dark(self, on: bool) -> None:
         feature = {"name": "prefers-color-scheme", "value": "dark" if on else "light"}

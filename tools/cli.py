@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("tools.up", "start the nodes of a topology on this machine and watch them"),
     "ask": ("tools.ask", "ask a running topology, or one started for the question"),
     "status": ("tools.status", "ask every node of a topology how it is"),
+    "top": ("tools.top", "watch a topology: nodes, slots, lanes, requests and their gates"),
     "check": ("tools.check", "check a topology file before anything loads"),
     "models": ("tools.models", "pull and list models"),
     "bench": ("tools.bench", "measure"),

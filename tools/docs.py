@@ -12,6 +12,7 @@ from pathlib import Path
 from nodes.http.metrics import COUNTER, METRICS
 from zpd.errors import OUTCOMES
 from zpd.events import EVENTS, HEAD
+from zpd.gates import GATES
 from zpd.reservation import HOLDER_ROWS, IMPORT, NOT_FOR_IMPORT, USER_ROWS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -96,6 +97,21 @@ def outcomes() -> str:
     ]) + "\n"  # fmt: skip
 
 
+def gates() -> str:
+    """docs/gates.md, from ``zpd.gates``."""
+    return "\n".join([
+        "# Gates",
+        "",
+        "Where a request is held: the same words live (`zpd status --requests`, `zpd top`, `/ui`,",
+        "`GET /v1/requests`) and afterwards (`zpd inspect RUN_DIR request ID`). This page is made",
+        "from `zpd/gates.py` by `python -m tools.docs`; do not edit it.",
+        "",
+        "| gate | at | it waits for |",
+        "|---|---|---|",
+        *(f"| `{name}` | {gate.at} | {gate.waits_for} |" for name, gate in GATES.items()),
+    ]) + "\n"  # fmt: skip
+
+
 def metrics() -> str:
     """docs/metrics.md, from ``nodes.http.metrics``."""
     said = {name + ("_total" if row.kind == COUNTER else ""): row for name, row in METRICS.items()}
@@ -128,6 +144,7 @@ DOCUMENTS: dict[str, Callable[[], str]] = {
     "docs/reservation.md": reservation,
     "docs/outcomes.md": outcomes,
     "docs/metrics.md": metrics,
+    "docs/gates.md": gates,
 }
 
 

@@ -55,6 +55,8 @@ _LINK = {"peer": "the other node", "link": "control or bulk", "session": "number
 _REASON = {"reason": "why, one word", "detail": "more of why; may be empty"}
 _ATT = {"att": "the attempt"}
 _USE = {"use": "the use of a source slot"}
+_READER = {"id": "the front door's name for the request", "uid": "the coordinator's",
+           "unread": "bytes of its answer that wait, more or less"}  # fmt: skip
 _RANGE = {"start": "first position of the chunk", "stop": "its end"}
 _OP = _ATT | _USE | {"seq": "number of the op in its term"} | _RANGE
 
@@ -224,6 +226,10 @@ _ROWS = (
           {"lane": "number of the lane", "before": "the attempt that had it; empty: it was free",
            "after": "who has it; empty: it is free"},
           "A lane was taken or is free again."),
+    Event("queue_waits", "debug", "desk",
+          {"att": "the first of the decode node's queue; empty: nobody waits",
+           "what": "what keeps it from its grant: slot, lane, or ring"},
+          "Who waits for a grant, or for what, changed."),
     Event("token_sampled", "debug", "loop",
           _ATT | {"lane": "where", "index": "of the token in the answer, from 0",
                   "finish": "why it is the last one; empty if it is not"},
@@ -276,6 +282,14 @@ _ROWS = (
           _PEER | {"offset": "the peer's monotonic clock minus this node's",
                    "error": "the true offset is at most this far from it"},
           "Estimated from heartbeats: when first known, when it moved, and once a minute."),
+    Event("reader_slow", "info", "way out", _READER,
+          "A client takes nothing of its answer for a second."),
+    Event("reader_reads", "info", "way out", _READER | {"took": "since it last took something"},
+          "A slow client took something again, or was given up."),
+    Event("node_still", "warning", "node",
+          {"what": "loop: the whole process did not run; work: its workers did not move",
+           "seconds": "for how long, until now"},
+          "This node stood still."),
     Event("noted", "info", "node",
           {"topic": "the actor's own word", "said": "texts by name"},
           "An actor of one's own has something to say."),

@@ -68,6 +68,20 @@ class Owner:
             found[slot.reservation.name] = found.get(slot.reservation.name, 0) + 1
         return found
 
+    def waits_for(self, waiting: Waiting) -> str:
+        """The grant rule: what keeps the first of the queue from its grant: "ring", "slot", "lane";
+        or "". A slot needs to be free, and the grants not yet imported (orphans included) to be
+        fewer than the free lanes, plus one with prefetch. Where no slot is needed, a lane must be
+        free that no held slot was promised."""
+        if waiting.local:
+            promised = sum(s.held and s.lane < 0 for s in self.slots)
+            return "" if self.lanes.count(None) > promised else "lane"
+        if not self._known(waiting):
+            return "ring"
+        if not any(s.free for s in self.slots):
+            return "slot"
+        return "lane" if self._spare_lanes() + self.prefetch_next <= 0 else ""
+
     # ---- the coordinator's events --------------------------------------------------------
 
     def reserve(
@@ -260,23 +274,16 @@ class Owner:
         return [Ended(w.att, "stale_term", f"{w.ring.term} < {self.term}") for w in stale]
 
     def _grant(self, now: float) -> list[Action]:
-        """The grant rule: in the queue's order, while a slot is free and the grants not yet
-        imported (orphans included) are fewer than the free lanes, plus one with prefetch."""
+        """In the queue's order; see ``waits_for``."""
         actions: list[Action] = []
-        while self.queue:
-            if self.queue[0].local:
-                if not self._grant_lane(now, actions):
-                    break
-                continue
-            slot = next((s for s in self.slots if s.free), None)
-            pending = sum(s.pending for s in self.slots)
-            # an import already has its lane: that lane is not free, and that grant needs no other
-            room = self.lanes.count(None) + sum(s.importing for s in self.slots)
-            early = pending >= room
-            waits = pending >= room + self.prefetch_next or not self._known(self.queue[0])
-            if slot is None or waits:
-                break
+        while self.queue and not self.waits_for(self.queue[0]):
             waiting = self.queue.popleft()
+            if waiting.local:
+                lane = self.lanes.index(None)
+                self.lanes[lane] = waiting.att
+                actions.append(LaneGranted(waiting.att, lane, now - waiting.since))
+                continue
+            slot, early = next(s for s in self.slots if s.free), self._spare_lanes() <= 0
             index, cached = slot.reservation.slot, 0
             if self.cache:
                 cached = self.cache.granted(index, waiting.prompt, early)
@@ -286,16 +293,11 @@ class Owner:
             actions.append(Granted(waiting.att, use, now - waiting.since, cached))
         return actions
 
-    def _grant_lane(self, now: float, actions: list[Action]) -> bool:
-        """The first of the queue needs a lane only: one that no held slot was promised."""
-        promised = sum(s.held and s.lane < 0 for s in self.slots)
-        if self.lanes.count(None) <= promised:
-            return False
-        waiting = self.queue.popleft()
-        lane = self.lanes.index(None)
-        self.lanes[lane] = waiting.att
-        actions.append(LaneGranted(waiting.att, lane, now - waiting.since))
-        return True
+    def _spare_lanes(self) -> int:
+        """Free lanes that no grant waits for. An import already has its lane: that one is not free,
+        and that grant needs no other."""
+        importing = sum(s.importing for s in self.slots)
+        return self.lanes.count(None) + importing - sum(s.pending for s in self.slots)
 
     def _known(self, waiting: Waiting) -> bool:
         """Every stage of the ring is up, is the process that the ring names, and its KV link stands

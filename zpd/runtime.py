@@ -29,6 +29,7 @@ from zpd.actions import (
 from zpd.actor import Actor, Context, Progress
 from zpd.errors import RemoteError, ZpdBug
 from zpd.facts import of_plan
+from zpd.gates import STILL
 from zpd.links import Links
 from zpd.messages import Heartbeat, Message, Status, StatusAsk
 from zpd.place import Place
@@ -99,6 +100,7 @@ class Runtime:
         self._order = itertools.count()
         self._began = 0.0
         self._plan: dict[str, str] = {}
+        self._moved = (0, 0.0, False)  # work of the last pulse that moved, when, whether it is said
         self.actor = make(self)
 
     # ---- for the driver ------------------------------------------------------------------------
@@ -135,11 +137,23 @@ class Runtime:
         silence."""
         now = self._ports.now()
         if self.links.due <= now:
-            self._do(self.links.tick(now, self._ports.pulse()))
+            late = now - self.links.due if self.links.due else 0.0  # 0: at once
+            if late >= STILL:
+                self._ports.event("node_still", what="loop", seconds=round(late, 3))
+            self._do(self.links.tick(now, self._pulse(now)))
         elif self.due() <= now:
             _, _, key = heapq.heappop(self._heap)
             del self._timers[key]
             self.call(self.actor.on_timer, key)
+
+    def _pulse(self, now: float) -> Heartbeat:
+        beat, (work, moved, said) = self._ports.pulse(), self._moved
+        if not beat.busy or beat.work != work:
+            self._moved = (beat.work, now, False)
+        elif now - moved >= STILL and not said:
+            self._moved = (work, moved, True)
+            self._ports.event("node_still", what="work", seconds=round(now - moved, 3))
+        return beat
 
     def call(self, function: Callable[..., None], *args: Any, peer: str = "") -> None:
         """Run a callback of the actor; what a peer did wrong is refused, and the node goes on."""
@@ -288,7 +302,8 @@ class Runtime:
     def status(self) -> dict[str, Any]:
         """Plain JSON values; ``zpd status`` and tests read it."""
         ready, why = self.actor.ready()
-        now, beat = self._ports.now(), self._ports.pulse()
+        now = self._ports.now()
+        beat = self._pulse(now)
         return {
             "name": self.name,
             "topology": self.place.facts.get("name", ""),
@@ -300,6 +315,7 @@ class Runtime:
             "why": why,
             "work": beat.work,
             "busy": beat.busy,
+            "still": round(now - self._moved[1], 3) if beat.busy else 0.0,
             "plan": self._plan,
             **self.links.statistics(now),
             "refusals": dict(self.refusals),

@@ -6,6 +6,7 @@ The useful depth is the trip time over the slowest stage; deeper only lengthens 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from zpd.errors import ZpdBug
@@ -69,6 +70,10 @@ class Window:
         self.nbytes -= op.nbytes
         self._count -= not op.more
         return op.sent
+
+    def out(self) -> Iterator[tuple[Any, float]]:
+        """(key, when sent) of each outstanding op, the oldest first."""
+        return ((op.key, op.sent) for op in self._ops)
 
     def clear(self) -> int:
         """Forget every outstanding op (the ring's term ended); how many there were."""

@@ -22,8 +22,9 @@ from nodes.http.errors import TYPES, HttpError
 from nodes.http.keys import knows
 from nodes.http.openapi import document
 from nodes.http.pages import Pages
+from nodes.http.round import Round
 
-OPEN = frozenset({"/health", "/"})  # paths that never need a key: liveness, the empty page
+OPEN = frozenset({"/health", "/", "/ui"})  # need no key: liveness, the empty pages
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,9 @@ ASKS = (400, 404, 408, 413, 415, 429, 499, 500, 503, 504)
 WORDS = (400, 404, 408, 413, 415, 429, 499, 503)
 
 
-def entries(door: Door) -> list[Entry]:
+def entries(door: Door, asked: Round) -> list[Entry]:
     """The table. Whoever adds a page adds a row."""
-    p = Pages(door)
+    p = Pages(door, asked)
     return [
         Entry("POST", "/v1/chat/completions", Completions(door, ChatBody),
               "Answer the messages of a chat.", ChatBody, ASKS),
@@ -57,7 +58,7 @@ def entries(door: Door) -> list[Entry]:
         Entry("GET", "/v1/models", p.models, "The model."),
         Entry("GET", "/v1/models/{model:path}", p.model, "The model, by its name.",
               statuses=(404,)),
-        Entry("GET", "/v1/requests", p.requests, "Every request that lives, and what it waits for.",
+        Entry("GET", "/v1/requests", p.requests, "Every request that lives, and its gate.",
               statuses=(503,)),
         Entry("DELETE", "/v1/requests/{id}", p.cancel, "Cancel a request of this front door.",
               statuses=(404,)),
@@ -68,9 +69,9 @@ def entries(door: Door) -> list[Entry]:
     ]  # fmt: skip
 
 
-def make_app(door: Door, more: Sequence[Entry] = ()) -> Any:
+def make_app(door: Door, asked: Round, more: Sequence[Entry] = ()) -> Any:
     """The ASGI application."""
-    table = [*entries(door), *more]
+    table = [*entries(door, asked), *more]
     said = document(table)
 
     async def openapi(request: Request) -> Response:

@@ -93,6 +93,7 @@ class Call:
     over: bool = False  # nothing more comes: all answers are whole, or it failed
     ended: int = 0
     unread: int = 0
+    writing: float = 0.0  # since when what was written waits for its reader; 0: it does not
     max_unread: int = MAX_UNREAD
     _events: deque[Event] = field(default_factory=deque)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)

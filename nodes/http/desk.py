@@ -80,6 +80,19 @@ class Desk:
     def cancel(self, call: Call, why: str) -> None:
         self.context.post(lambda: self._cancel(call, why))
 
+    def reader(self, call: Call, took: float) -> None:
+        unread, uids = call.unread, call.uids.copy()
+
+        def say() -> None:
+            for uid in uids.values():
+                who: dict[str, Any] = {"id": call.id, "uid": uid, "unread": unread}
+                if took:
+                    self.context.event("reader_reads", **who, took=round(took, 3))
+                else:
+                    self.context.event("reader_slow", **who)
+
+        self.context.post(say)
+
     async def status(self, peer: str) -> dict[str, Any]:
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self.context.post(

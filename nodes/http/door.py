@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -46,6 +47,19 @@ class Door:
         self.admission = Admission(settings.max_pending, settings.max_body)
         self.calls: dict[str, Call] = {}
         self.answered: Counter[int] = Counter()  # status -> answers
+
+    def readers(self) -> list[dict[str, Any]]:
+        """Whoever waits for an answer; any thread. ``waits``: seconds that the reader takes
+        nothing."""
+        now = time.time()
+        return [
+            {
+                "id": call.id, "label": call.label, "uids": list(call.uids.copy().values()),
+                "seconds": round(now - call.since, 3), "unread": call.unread,
+                "waits": round(now - call.writing, 3) if call.writing else 0.0,
+            }
+            for call in list(self.calls.values())
+        ]  # fmt: skip
 
     def text(self) -> Text:
         """Raises HttpError(503) while nothing can be asked."""
@@ -129,7 +143,8 @@ class Completions:
         door.mailbox.ask(call)
         try:
             if wanted.stream:
-                await stream(call, reply, send, door.settings.stall)
+                slow = partial(door.mailbox.reader, call)
+                await stream(call, reply, send, door.settings.stall, slow)
                 return
             response = JSONResponse(await whole(call, reply))
         except HttpError as error:  # the coordinator's words for our fields

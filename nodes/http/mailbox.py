@@ -50,6 +50,10 @@ class Mailbox(Protocol):
         """Nobody waits for it any more. A call that is over or unknown: nothing."""
         ...
 
+    def reader(self, call: Call, took: float) -> None:
+        """Its reader takes nothing (``took`` 0), or takes something again after ``took`` s."""
+        ...
+
     async def status(self, peer: str) -> dict[str, Any]:
         """A node's status, now: what ``zpd status`` shows, with "error" where it gives none."""
         ...

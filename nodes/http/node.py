@@ -22,7 +22,8 @@ from nodes.http.door import Door
 from nodes.http.keys import read_keys
 from nodes.http.mailbox import WORKER, Facts
 from nodes.http.metrics import Metrics
-from nodes.http.page import page
+from nodes.http.page import Viewers, page
+from nodes.http.round import Round
 from nodes.http.scrape import Scrape
 from nodes.http.server import Server
 from nodes.http.traces import traces
@@ -61,13 +62,16 @@ class HttpNode(Actor):
         self.loop = asyncio.new_event_loop()
         self.desk.handover = Handover(self.loop)
         self.door = Door(self.desk, topology, self.settings, keys)
-        peers = [peer for peer, _ in topology.links(node.name)]
-        scrape = Scrape(self.desk, self.metrics, peers, node.name, context.incarnation)
+        asked = Round(self.desk, topology, node.name, self._said)
+        scrape, viewers = Scrape(asked, self.metrics), Viewers(asked, topology)
         more = [
             Entry("GET", "/metrics", scrape.page, "What Prometheus scrapes."),
-            Entry("GET", "/", page, "A page to try a prompt."),
-        ]
-        self.server = Server(make_app(self.door, more), self.socket)
+            Entry("GET", "/", page("page.html"), "A page to try a prompt."),
+            Entry("GET", "/ui", page("ui.html"), "A page that shows what happens now."),
+            Entry("GET", "/ui/events", viewers.events, "What it shows, as server-sent events.",
+                  statuses=(429,)),
+        ]  # fmt: skip
+        self.server = Server(make_app(self.door, asked, more), self.socket)
         self.thread = threading.Thread(target=self._serve, name="http", daemon=True)
 
     def facts(self) -> dict[str, str]:
@@ -82,8 +86,15 @@ class HttpNode(Actor):
             "listens": self.url,
             "open": self.desk.open,
             "pending": self.door.admission.count,
+            "readers": self.door.readers(),
             "answered": {str(k): v for k, v in sorted(self.door.answered.items())},
         }
+
+    def _said(self) -> dict[str, Any]:
+        """Of itself, for whoever this node shows all others' status; from the HTTP thread."""
+        ready, why = self.ready()
+        me = {"incarnation": self.context.incarnation, "ready": ready, "why": why}
+        return me | {"actor": self.status()}
 
     # ---- in ----------------------------------------------------------------------------------
 

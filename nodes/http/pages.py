@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import time
-from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from starlette.requests import Request
@@ -15,26 +15,20 @@ from nodes.http.bodies import DetokenizeBody, TokenizeBody, read
 from nodes.http.door import Door
 from nodes.http.errors import HttpError, bad, of_outcome
 from nodes.http.mailbox import PAGES
+from nodes.http.round import Round
 from nodes.http.wanted import Wanted
-from zpd.attempt import Phase
 from zpd.errors import Outcome
+from zpd.gates import held
 from zpd.requests import Sampling
 
 DISTRIBUTION = "zpd-serve"
 STEP = 10_000  # ids; a millisecond
-# Each gate at which a request waits -> what lets it through.
-RELEASED_BY = {
-    "tokenise": "the front door's worker: prompts before it",
-    Phase.RESERVE: "a free source slot, or a free lane, at the decode node",
-    Phase.PREFILL: "credit of the window, and the ring's replies",
-    Phase.IMPORT: "the rest of its KV, a free lane, its first token",
-    Phase.DECODE: "its next token",
-}
 
 
 class Pages:
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Door, asked: Round) -> None:
         self.door = door
+        self.asked = asked
 
     # ---- text ------------------------------------------------------------------------------------
 
@@ -121,29 +115,12 @@ class Pages:
     # ---- live requests ---------------------------------------------------------------------------
 
     async def requests(self, request: Request) -> Response:
-        name = self.door.topology.coordinator.name
-        found = await self.door.mailbox.status(name)
-        if "error" in found:
-            raise of_outcome(Outcome.UNAVAILABLE, f"{name}: {found['error']}")
-        return JSONResponse({"object": "list", "data": list(self._live(found))})
-
-    def _live(self, found: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Those that the coordinator has, whoever asked, and ours that it does not have yet."""
-        mine = {uid: call for call in self.door.calls.values() for uid in call.uids.values()}
-        for row in found["actor"]["requests"]:
-            call = mine.get(row["uid"])
-            yield {
-                "id": call.id if call else None,
-                **row,
-                "waits_for": RELEASED_BY[Phase(row["phase"])],
-            }
-        for call in self.door.calls.values():
-            if not call.uids:
-                seconds = round(time.time() - call.since, 3)
-                yield {
-                    "id": call.id, "uid": None, "label": call.label, "phase": "tokenise",
-                    "seconds": seconds, "waits_for": RELEASED_BY["tokenise"],
-                }  # fmt: skip
+        topology, said = self.door.topology, await self.asked.now()
+        name = topology.coordinator.name
+        if "error" in said[name]:
+            raise of_outcome(Outcome.UNAVAILABLE, f"{name}: {said[name]['error']}")
+        return JSONResponse({"object": "list", "data": list(map(asdict, held(topology, said)))})
 
     async def cancel(self, request: Request) -> Response:
         name, calls = request.path_params["id"], self.door.calls

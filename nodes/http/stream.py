@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Iterable
+import time
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from nodes.http.calls import Call, End, Event, Failed, Piece, Started, stalled
 from nodes.http.errors import HttpError
 from nodes.http.replies import Reply
+from zpd.gates import SLOW
 
 DONE = b"data: [DONE]\n\n"
 HEADERS = [
@@ -56,8 +58,11 @@ async def whole(call: Call, reply: Reply) -> dict[str, Any]:
         events = await call.take()
 
 
-async def stream(call: Call, reply: Reply, send: Any, stall: float) -> None:
-    """Raises HttpError before the stream began, and Stalled."""
+async def stream(
+    call: Call, reply: Reply, send: Any, stall: float, slow: Callable[[float], None]
+) -> None:
+    """``slow``: told when the reader takes nothing for ``SLOW`` seconds (0.0), and how long that
+    was. Raises HttpError before the stream began, and Stalled."""
     events, left = await begun(call), len(call.questions)
     await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
     out = [event(chunk) for chunk in reply.begin()]
@@ -76,14 +81,27 @@ async def stream(call: Call, reply: Reply, send: Any, stall: float) -> None:
             out += [*(event(chunk) for chunk in reply.last()), DONE]
         if out:
             message = {"type": "http.response.body", "body": b"".join(out), "more_body": not over}
-            try:
-                await asyncio.wait_for(send(message), stall)
-            except TimeoutError:
-                raise Stalled(stalled(f"it took nothing for {stall} s")) from None
+            await _write(call, send(message), stall, slow)
             out = []
         if over:
             return
         events = await call.take()
+
+
+async def _write(
+    call: Call, sent: Coroutine[Any, Any, None], stall: float, slow: Callable[[float], None]
+) -> None:
+    call.writing = time.time()
+    timer = asyncio.get_running_loop().call_later(SLOW, slow, 0.0)
+    try:
+        await asyncio.wait_for(sent, stall)
+    except TimeoutError:
+        raise Stalled(stalled(f"it took nothing for {stall} s")) from None
+    finally:
+        timer.cancel()
+        took, call.writing = time.time() - call.writing, 0.0
+        if took >= SLOW:
+            slow(took)
 
 
 def _chunks(reply: Reply, one: Event) -> Iterable[dict[str, Any]]:

@@ -19,6 +19,7 @@ PURE = {
     "decisions", "topology", "actor", "events", "actions", "greeting", "peers", "place",
     "session", "facts", "mismatches", "sockets", "links", "lines", "inbound", "address", "sums",
     "prefetch", "clocks", "routing", "prefixes", "lanecache", "ringcache", "layout",
+    "gates", "view",
 }  # fmt: skip
 IO_LIBRARIES = {
     "zmq", "socket", "selectors", "threading", "subprocess", "time", "signal", "fcntl", "tomllib",

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from nodes.http.app import make_app
+from nodes.http import page, round, stream
+from nodes.http.app import Entry, make_app
 from nodes.http.calls import Call, End, Failed, Handover, LogProbs, Piece, Started
 from nodes.http.door import Door
 from nodes.http.errors import of_outcome
@@ -18,6 +19,7 @@ from nodes.http.mailbox import Facts
 from nodes.http.toolcalls import OBJECT, TAGGED, ToolText, form_of
 from nodes.text import ToyText
 from tests.sim.world import topology
+from zpd import gates
 from zpd.errors import Outcome
 from zpd.topology import Http
 
@@ -32,6 +34,8 @@ class Fake:
         self.script = script
         self.calls: list[Call] = []
         self.cancelled: list[str] = []
+        self.slow: list[float] = []
+        self.asks = 0
         self.hold: asyncio.Event | None = None
         self.found: dict[str, Any] = {}
 
@@ -48,7 +52,11 @@ class Fake:
         self.cancelled.append(why)
         call.put(Failed(of_outcome(Outcome.CANCELLED, why)))
 
+    def reader(self, call: Call, took: float) -> None:
+        self.slow.append(took)
+
     async def status(self, peer: str) -> dict[str, Any]:
+        self.asks += 1
         return self.found
 
 
@@ -113,7 +121,11 @@ class Reader:
 class Site:
     def __init__(self, fake: Fake, settings: Http, keys: tuple[bytes, ...]) -> None:
         self.door = Door(fake, topology(), settings, keys)
-        self.app = make_app(self.door)
+        self.asked = round.Round(fake, self.door.topology, "http", self.said)
+        self.app = make_app(self.door, self.asked)
+
+    def said(self) -> dict[str, Any]:
+        return {"actor": {"readers": self.door.readers()}}
 
     def begin(self, path: str, body: Any = None, method: str = "", **headers: str) -> Reader:
         method = method or ("GET" if body is None else "POST")
@@ -328,6 +340,62 @@ def test_a_reader_that_takes_nothing_is_cancelled_by_name() -> None:
     asyncio.run(run())
 
 
+def test_a_slow_reader_is_the_gate_of_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the coordinator has no more to do with it; said when it begins and when it ends."""
+    monkeypatch.setattr(stream, "SLOW", 0.02)
+    monkeypatch.setattr(gates, "SLOW", 0.02)
+
+    async def run() -> None:
+        fake = Fake(lambda call: (begin(call), call.put(Piece(0, "a", (97,))))[0])
+        s = site(fake)
+        reader = s.begin("/v1/completions", {"model": "toy", "prompt": "x", "stream": True})
+        await settle()
+        reader.takes.clear()
+        fake.calls[0].put(Piece(0, "b", (98,)))
+        while not fake.slow:
+            await asyncio.sleep(0.01)
+        fake.calls[0].put(Piece(0, "c", (99,)))
+        (row,) = json.loads((await s.ask("/v1/requests")).body)["data"]
+        assert (row["gate"], row["node"], row["id"]) == (gates.READER, "http", fake.calls[0].id)
+        assert row["since"] >= 0.02 and row["why"].startswith("68 bytes")
+        reader.takes.set()
+        fake.calls[0].put(End(0, Outcome.LENGTH, 3))
+        await reader.task
+        assert fake.slow[0] == 0.0 and fake.slow[1] >= 0.02 and len(fake.slow) == 2
+
+    asyncio.run(run())
+
+
+def test_viewers_share_a_round_and_nobody_asks_without_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(page, "FRESH", 0.01)
+    monkeypatch.setattr(round, "FRESH", 0.01)
+
+    async def run() -> None:
+        fake = Fake()
+        s = site(fake)
+        viewers = page.Viewers(s.asked, s.door.topology)
+        s.app = make_app(s.door, s.asked, [Entry("GET", "/ui/events", viewers.events, "")])
+        fake.found = {"ready": True}
+        seen = [s.begin("/ui/events") for _ in range(3)]
+        while not all(r.body.count(b"\n\n") > 4 for r in seen):
+            await asyncio.sleep(0.005)
+        (most,) = {max(r.body.count(b"data: ") for r in seen)}
+        nodes = len(s.door.topology.nodes)
+        assert fake.asks <= nodes * (most + 1)  # not three times as often
+        first = json.loads(seen[0].body.split(b"\n\n")[0][6:])
+        assert {n["state"] for n in first["nodes"]} == {"ready"}
+        for r in seen:
+            r.gone.set()
+            await r.task
+        asks = fake.asks
+        await asyncio.sleep(0.05)
+        assert fake.asks == asks
+
+    asyncio.run(run())
+
+
 def test_what_a_slow_reader_leaves_unread_is_bounded() -> None:
     async def run() -> None:
         call = Call("c", "", questions=[None], max_unread=1000)  # type: ignore[list-item]
@@ -407,8 +475,16 @@ def test_a_live_request_is_listed_and_cancelled_by_either_name() -> None:
     async def run() -> None:
         fake = Fake(begin)
         s = site(fake)
-        row = {"uid": "1-0", "label": "me#1", "phase": "reserve", "tokens": 0}
-        other = {"uid": "9-9", "label": "ask", "phase": "decode", "tokens": 3}
+        times = {"seconds": 1.0, "phase_seconds": 0.5, "moved_seconds": 0.2, "route": "remote"}
+        row = {"uid": "1-0", "label": "me#1", "att": "1.1", "phase": "reserve", **times}
+        other = {
+            "uid": "9-9",
+            "label": "ask",
+            "att": "1.2",
+            "phase": "decode",
+            "tokens": 3,
+            **times,
+        }
         fake.found = {"actor": {"requests": [row, other]}}
         for by_uid in (False, True):
             reader = s.begin("/v1/completions", {"model": "toy", "prompt": "x"})
@@ -416,7 +492,10 @@ def test_a_live_request_is_listed_and_cancelled_by_either_name() -> None:
             call = fake.calls[-1]
             listed = json.loads((await s.ask("/v1/requests")).body)["data"]
             assert [r["id"] for r in listed] == [call.id, None]
-            assert "source slot" in listed[0]["waits_for"]
+            assert [(r["gate"], r["node"]) for r in listed] == [
+                ("queue", "decode"), ("decode", "decode"),
+            ]  # fmt: skip
+            assert all(r["waits_for"] for r in listed)
             name = "1-0" if by_uid else call.id
             assert (await s.ask(f"/v1/requests/{name}", method="DELETE")).status == 200
             await reader.task

@@ -10,12 +10,13 @@ from typing import Any
 from tools.inspect.records import Record
 
 # what hides what, from the lowest on
-WAY_OUT, DOOR, QUEUE, WINDOW, TRANSFER, LANE, LINK, STAGE, COMPUTE, LOOP = range(10)
+WAY_OUT, DOOR, QUEUE, WINDOW, TRANSFER, LANE, LINK, STAGE, COMPUTE, LOOP, READER = range(11)
 
 
 @dataclass(frozen=True)
 class Hold:
-    """``node`` held the request at ``gate``, from ``start`` to ``stop`` (reference clock)."""
+    """``node`` held the request at ``gate`` (see ``zpd.gates``), from ``start`` to ``stop``
+    (reference clock)."""
 
     start: float
     stop: float

@@ -75,6 +75,8 @@ class Record(msgspec.Struct, gc=False):
     log_version: int = 0
     dropped: int = 0
     ready: bool = False
+    what: str = ""
+    seconds: float = 0.0
     config: str = msgspec.field(default="", name="file")
     # how long
     age: float = 0.0
@@ -84,6 +86,7 @@ class Record(msgspec.Struct, gc=False):
     took: float = 0.0
     offset: float = 0.0
     nbytes: int = 0
+    unread: int = 0
     spans: dict[str, float] | None = None
     ttft: float | None = None
     e2e: float = 0.0

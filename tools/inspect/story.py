@@ -19,8 +19,9 @@ from zpd.reservation import Event
 
 OF_ALL = {"slot_transition", "lane_changed", "ring_opened", "ring_broken", "peer_down", "peer_up",
           "op_sent", "op_replied", "op_arrived", "op_computed", "node_stopped", "link_down",
-          "session_refused", "kv_transport"}  # fmt: skip
+          "session_refused", "kv_transport", "queue_waits", "node_still"}  # fmt: skip
 LATE = 1.0  # seconds that another node's record of a request may lie behind its end
+READ = 60.0  # seconds that its client's reading may
 
 
 def find(run: Run, name: str) -> tuple[str, str, str]:
@@ -45,9 +46,10 @@ def tell(run: Run, name: str) -> Story:
     mine: list[Record] = []
     context = Context()
     others: list[Record] | None = None
+    late = READ if run.of_role("http") else LATE
     use, end, over = "", 0.0, float("inf")
     for r in run.merged():
-        if r.t > over + LATE:
+        if r.t > over + late:
             break
         end = max(end, r.t)
         if (att and r.att == att) or (r.uid and r.uid == uid) or (use and r.use == use):
@@ -72,6 +74,7 @@ class Context:
         self.lanes: dict[int, Record] = {}
         self.ops: dict[int, list[Record]] = {}
         self.ring: list[Record] = []
+        self.queue: list[Record] = []
 
     def take(self, r: Record) -> None:
         if r.event == "slot_transition":
@@ -84,13 +87,15 @@ class Context:
             self.ops.pop(r.seq, None)
         elif r.event in ("op_sent", "op_arrived", "op_computed"):
             self.ops.setdefault(r.seq, []).append(r)
+        elif r.event == "queue_waits":
+            self.queue = [r]
         elif r.event in ("ring_opened", "ring_broken"):
             self.ring = [r]
             self.ops.clear()
 
     def records(self) -> list[Record]:
-        lists = [self.ring, *self.slots.values(), *self.ops.values(), [*self.lanes.values()]]
-        return [r for some in lists for r in some]
+        lists = [self.ring, self.queue, [*self.lanes.values()]]
+        return [r for some in (*lists, *self.slots.values(), *self.ops.values()) for r in some]
 
 
 def lines(story: Story) -> Iterator[str]:
@@ -110,5 +115,6 @@ def lines(story: Story) -> Iterator[str]:
         spans = "  ".join(f"{k} {v:.3f}" for k, v in (story.done.spans or {}).items())
         yield f"spans: {spans}"
     if story.gate:
-        yield f"stuck: {story.gate.gate} at {story.gate.node}: {story.gate.why}"
+        stuck = "refused" if story.done else "stuck"
+        yield f"{stuck}: {story.gate.gate} at {story.gate.node}: {story.gate.why}"
     yield from story.trouble

@@ -13,6 +13,7 @@ from tools.inspect.holds import (
     LINK,
     LOOP,
     QUEUE,
+    READER,
     STAGE,
     TRANSFER,
     WAY_OUT,
@@ -23,6 +24,8 @@ from tools.inspect.holds import (
 )
 from tools.inspect.records import Record
 from tools.inspect.run import Run
+from zpd import gates
+from zpd.errors import Outcome
 from zpd.reservation import IMPORT
 
 BEFORE = 0.002  # seconds before a grant, at which what held it up still did
@@ -38,12 +41,15 @@ class Teller:
         for r in mine:
             self.by.setdefault(r.event, []).append(r)
         self.all = sorted((*mine, *others), key=attrgetter("t"))
+        self.still = [r for r in self.all if r.event in ("node_still", "peer_down")]
         self.coordinator = run.coordinator.node if run.coordinator else "coordinator"
         self.decode = next((s.node for s in run.of_role("decode")), "decode")
         self.ring = _ring(run, self.all)
         done = self.by.get("request_done") or self.by.get("request_refused")
         self.done = done[-1] if done else None
-        self.stop = self.done.t if self.done else end
+        slow, reads = self.by.get("reader_slow", []), self.by.get("reader_reads", [])
+        stops = [r.t for r in reads] + ([end] if len(slow) > len(reads) else [])
+        self.stop = max([self.done.t, *stops]) if self.done else end
         accepted = self._t("request_accepted")
         self.start = accepted if accepted is not None else mine[0].t if mine else end
         if self.done is not None:
@@ -55,6 +61,7 @@ class Teller:
         ops = [h for op in self.by.get("op_sent", ()) for h in self._op(op)]
         self.found += ops
         self._behind_the_ring()
+        self._reader()
         tokens = [r.t for r in self.by.get("token_sampled", ())]
         return Story(
             self.uid, self.att, self.label, self.start, self.stop, self.done,
@@ -63,7 +70,10 @@ class Teller:
         )  # fmt: skip
 
     def _gate(self) -> Hold | None:
-        last = [h for h in self.found if self.done is None and h.open]
+        done = self.done
+        if done is not None and done.outcome == Outcome.QUEUE_FULL:
+            return Hold(done.t, done.t, done.node, gates.FULL, done.detail)
+        last = [h for h in self.found if h.open and (done is None or h.gate == gates.READER)]
         return max(last, key=lambda h: h.rank, default=None)
 
     def _t(self, event: str, which: int = 0) -> float | None:
@@ -84,13 +94,16 @@ class Teller:
 
     def _before_the_ring(self) -> None:
         accepted = self._t("request_accepted")
-        self._hold(self.start, accepted, self.coordinator, "door", "tokenise", DOOR)
+        self._hold(self.start, accepted, self.coordinator, gates.DOOR, "tokenise", DOOR)
         reserved, granted = self._t("attempt_reserved"), self._t("attempt_granted")
         begun = accepted if accepted is not None else reserved
         # just before the grant: then who held it up still did
         before = [r.t - BEFORE for r in self.by.get("slot_transition", ())][:1]
-        why = self._queue(max(begun or 0.0, *before) if before else self.stop)
-        self._hold(begun, granted, self.decode, "queue", why, QUEUE)
+        gate, why = self._queue(max(begun or 0.0, *before) if before else self.stop)
+        until = self.stop if granted is None else granted
+        if begun is not None and (frozen := self._frozen(self.decode, begun, until)):
+            gate, why = gates.FROZEN, frozen
+        self._hold(begun, granted, self.decode, gate, why, QUEUE)
         if granted is None or not self.by["attempt_granted"][0].use:
             return
         sent = self.by.get("op_sent", [])
@@ -104,8 +117,9 @@ class Teller:
             gate, why = self._window(at)
             self._hold(at, until, self.coordinator, gate, why, WINDOW)
 
-    def _queue(self, until: float) -> str:
-        """What stood in the way of a grant, just before it or at the end."""
+    def _queue(self, until: float) -> tuple[str, str]:
+        """What stood in the way of a grant, just before it or at the end: the gate, and why."""
+        misses = ""
         slots: dict[int, tuple[str, str, float]] = {}
         lanes: dict[int, str] = {}
         quiet: dict[int, set[str]] = {}
@@ -120,6 +134,8 @@ class Teller:
                     busy.discard(r.user)
             elif r.event == "lane_changed":
                 lanes[r.lane] = r.after
+            elif r.event == "queue_waits":
+                misses = r.what
         taken = []
         for n, (state, att, since) in sorted(slots.items()):
             if state == "free" or att == self.att:
@@ -129,7 +145,9 @@ class Teller:
             taken.append(f"slot {n} {state} for {att} ({until - since:.3f} s{by})")
         held = [f"lane {n} has {a}" for n, a in sorted(lanes.items()) if a not in ("", self.att)]
         ring = self._ring_state(until)
-        return "; ".join([*taken, *held, *([ring] if ring else [])])
+        drains = any(state in ("draining", "orphaned") for state, _, _ in slots.values())
+        gate = gates.queue_gate(misses, drains, "" in lanes.values() or not lanes)
+        return gate, "; ".join([*taken, *held, *([ring] if ring else [])])
 
     def _ring_state(self, until: float) -> str:
         said = [r for r in self._until(until) if r.event in ("ring_opened", "ring_broken")]
@@ -147,13 +165,13 @@ class Teller:
             elif r.event in ("ring_opened", "ring_broken"):
                 out.clear()
         if ring := self._ring_state(at):
-            return "ring", ring
+            return gates.RING, ring
         if not out:
-            return "order", "chunks of other prompts first"
+            return gates.ORDER, "chunks of other prompts first"
         oldest = min(out)
         count = sum(not r.more for r in out.values())
         said = f"{count} of {depth} ops outstanding, the oldest is op {oldest}"
-        return "window", f"{said} of {out[oldest].att}, {self._whereabouts(oldest, at)}"
+        return gates.WINDOW, f"{said} of {out[oldest].att}, {self._whereabouts(oldest, at)}"
 
     def _whereabouts(self, seq: int, at: float) -> str:
         place = f"on the link {self.coordinator} -> {self.ring[0] if self.ring else '?'}"
@@ -183,22 +201,48 @@ class Teller:
             if node not in arrived:
                 break
             came = arrived[node].t
-            yield Hold(at, max(at, came), f"{source} -> {node}", "link", name, LINK)
+            yield self._link(at, max(at, came), source, node, name)
             if node not in computed:
                 ahead = self._ahead(node, op.seq, end)
-                gate, rank = ("stage queue", STAGE) if ahead else ("compute", COMPUTE)
-                yield Hold(came, end, node, gate, f"{name}{ahead}", rank, open=True)
+                gate, rank = (gates.STAGE_QUEUE, STAGE) if ahead else (gates.COMPUTE, COMPUTE)
+                name = f"{name}{ahead}"
+                if frozen := self._frozen(node, came, end):
+                    gate, name = gates.FROZEN, f"{frozen}; {name}"
+                yield Hold(came, end, node, gate, name, rank, open=True)
                 return
             done = computed[node]
             left = done.t - done.sent
             began = max(came, left - done.computed)
-            yield Hold(came, began, node, "stage queue", name, STAGE)
-            yield Hold(began, left, node, "compute", name, COMPUTE)
-            yield Hold(left, done.t, node, "send", name, STAGE)
+            yield Hold(came, began, node, gates.STAGE_QUEUE, name, STAGE)
+            frozen = self._frozen(node, began, left)
+            gate, why = (gates.FROZEN, f"{frozen}; {name}") if frozen else (gates.COMPUTE, name)
+            yield Hold(began, left, node, gate, why, COMPUTE)
+            yield Hold(left, done.t, node, gates.SEND, name, STAGE)
             at, source = done.t, node
         target = self._after(source) if source in self.ring else self.ring[0]
-        path = f"{source} -> {target}"
-        yield Hold(at, max(at, end), path, "link", name, LINK, open=replied is None)
+        yield self._link(at, max(at, end), source, target, name, open=replied is None)
+
+    def _link(
+        self, start: float, stop: float, source: str, target: str, name: str, open: bool = False
+    ) -> Hold:
+        """Between two nodes; where the other one stood still meanwhile, it was not the link."""
+        gate, node = gates.LINK, f"{source} -> {target}"
+        if frozen := self._frozen(target, start, stop, by=source):
+            gate, node, name = gates.FROZEN, target, f"{frozen}; {name}"
+        return Hold(start, stop, node, gate, name, LINK, open=open)
+
+    def _frozen(self, node: str, start: float, stop: float, by: str = "") -> str:
+        """Why that node counts as frozen in that time: its own word afterwards, or that of nodes
+        other than ``by``, whose link to it may be what is broken."""
+        for r in self.still:
+            if r.event == "node_still" and r.node == node:
+                if r.t > start and r.t - r.seconds < stop:
+                    return f"its {r.what} stood still for {r.seconds:.1f} s"
+            elif r.peer == node and r.node != by:
+                mute = r.reason.startswith(("silent", "stalled"))
+                if mute and start <= r.t <= stop + BEFORE:
+                    return f"{r.node} lost it: {r.reason}"
+        return ""
 
     def _ahead(self, node: str, seq: int, at: float) -> str:
         waits: set[int] = set()
@@ -226,24 +270,49 @@ class Teller:
             missing = sorted(stages - there)
             last = max((r.t for r in landed), default=replied[-1].t)
             if missing:
-                links = ", ".join(f"{s} -> {self.decode}" for s in missing)
-                self._hold(replied[-1].t, started, links, "KV link", "KV is missing", TRANSFER)
+                self._missing(replied[-1].t, started, missing)
             else:
                 links = f"{landed[-1].writer} -> {self.decode}" if landed else self.decode
-                self._hold(replied[-1].t, max(last, replied[-1].t), links, "KV link", "", TRANSFER)
+                self._hold(
+                    replied[-1].t, max(last, replied[-1].t), links, gates.KV_LINK, "", TRANSFER
+                )
                 if started is None or started > last:
                     why = self._lanes(self.stop if started is None else started)
-                    self._hold(last, started, self.decode, "lane", why, LANE)
-        self._hold(started, ended, self.decode, "import", "", LOOP)
+                    self._hold(last, started, self.decode, gates.WAITING, why, LANE)
+        self._loop(started, ended, gates.IMPORT)
         granted = self.by.get("attempt_granted")
         if ended is None and granted and not granted[0].use:
             ended = granted[0].t
-            self._hold(ended, first, self.decode, "local prefill", "", LOOP)
+            self._loop(ended, first, gates.LOCAL)
         else:
-            self._hold(ended, first, self.decode, "first token", "", LOOP)
+            self._loop(ended, first, gates.FIRST)
         over = tokens[-1].t if tokens and tokens[-1].finish else None
-        self._hold(first, over, self.decode, "decode", f"{len(tokens)} tokens", LOOP)
-        self._hold(over, None, self.coordinator, "way out", "", WAY_OUT)
+        self._loop(first, over, gates.DECODE, f"{len(tokens)} tokens")
+        self._hold(over, None, self.coordinator, gates.WAY_OUT, "", WAY_OUT)
+
+    def _missing(self, start: float, stop: float | None, stages: list[str]) -> None:
+        until = self.stop if stop is None else stop
+        for stage in stages:
+            if frozen := self._frozen(stage, start, until, by=self.decode):
+                why = f"{frozen}; its KV is missing"
+                self._hold(start, stop, stage, gates.FROZEN, why, TRANSFER)
+                return
+        links = ", ".join(f"{s} -> {self.decode}" for s in stages)
+        self._hold(start, stop, links, gates.KV_LINK, "KV is missing", TRANSFER)
+
+    def _loop(self, start: float | None, stop: float | None, gate: str, why: str = "") -> None:
+        """What the decode node computes, unless it stood still and does to the end."""
+        if start is not None and stop is None:
+            frozen = self._frozen(self.decode, start, self.stop)
+            gate, why = (gates.FROZEN, frozen) if frozen else (gate, why)
+        self._hold(start, stop, self.decode, gate, why, LOOP)
+
+    def _reader(self) -> None:
+        slow, reads = self.by.get("reader_slow", ()), self.by.get("reader_reads", ())
+        for i, r in enumerate(slow):
+            until = reads[i].t if i < len(reads) else None
+            why = f"{r.unread} bytes more were unread"
+            self._hold(r.t - gates.SLOW, until, r.node, gates.READER, why, READER)
 
     def _lanes(self, at: float) -> str:
         lanes: dict[int, str] = {}
