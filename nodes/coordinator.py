@@ -74,8 +74,8 @@ class Coordinator(Actor):
         self.uids = 0
         self.sent: dict[int, tuple[float, bool]] = {}  # seq of an outstanding op -> when, more
         self.was_ready: tuple[bool, str] | None = None
-        self.was_open: Term | None = None  # the ring's, as the log has it
         self.ready_since = 0.0  # when that word was first said
+        self.was_open: Term | None = None  # the ring's, as the log has it
 
     def facts(self) -> dict[str, str]:
         return facts(self.topology)

@@ -23,8 +23,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     bench_link.add_parser(what)
     bench_prefetch.add_parser(what)
     bench_window.add_parser(what)
-    bench_inspect.add_parser(what)
     bench_serve.add_parser(what)
+    bench_inspect.add_parser(what)
 
 
 def run(args: argparse.Namespace) -> int:

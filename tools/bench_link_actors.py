@@ -168,7 +168,8 @@ class Far(Actor):
         self.context.send(NEAR, reply(message, (0.0, computed)), bulk=True)
         self.context.event(
             "op_computed", att=message.att, use=message.use, seq=message.seq,
-            start=message.start, stop=message.stop, waited=0.0, computed=computed,
+            start=message.start, stop=message.stop, skip=message.skip, waited=0.0,
+            computed=computed, sent=0.0,
         )  # fmt: skip
 
     def _kv(self, message: Kv, blobs: tuple[Blob, ...]) -> None:

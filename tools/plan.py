@@ -77,11 +77,11 @@ class Queues:
 
 
 def queues(topology: Topology) -> Queues:
-    """Ring: the window's ops, and those that packs add, at most one for each source slot; a CLOSE
-    for each, one OPEN. KV: the chunks and the END of each slot, one OPENED."""
+    """Ring: the window's ops, and those that packs add, at most one for each further source slot; a
+    CLOSE for each slot, one OPEN. KV: the chunks and the END of each slot, one OPENED."""
     chunks = -(-topology.model.max_tokens // topology.chunk)
     slots = topology.source_slots
-    return Queues(topology.most_ops() + 2 * slots + 1, slots * (chunks + 1) + 1)
+    return Queues(topology.most_ops() + 2 * slots, slots * (chunks + 1) + 1)
 
 
 def table(topology: Topology, spec: ModelSpec | None) -> str:

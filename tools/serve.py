@@ -10,7 +10,7 @@ from pathlib import Path
 from tools.check import check
 from tools.local import HERE, Local, http_node, topology_text
 from tools.models import present
-from tools.up import READY_TIMEOUT, bring_up, check_timeout
+from tools.up import READY_TIMEOUT, bring_up, check_timeout, doors
 from zpd.config import load, parse
 from zpd.configkeys import Problems
 from zpd.confignodes import DTYPES
@@ -63,19 +63,7 @@ def run(args: argparse.Namespace) -> int:
         (directory / FILE).write_text(text, encoding="utf-8")
         topology = load(directory / FILE)
     check(topology)
-    return bring_up(topology, directory, ready(topology), args.ready_timeout)
-
-
-def ready(topology: Topology) -> str:
-    """What to say once it serves."""
-    lines = []
-    for node in topology.nodes:
-        if node.http is not None:
-            url = f"http://{node.http.listen.replace('0.0.0.0', HERE)}"
-            lines.append(f"ready: {url} (a page to try it; API: {url}/v1; `zpd chat --url {url}`)")
-            if not node.http.api_keys and topology.expose:
-                lines.append(f"whoever can reach {node.http.listen} may ask: no --api-keys")
-    return "\n".join(lines)
+    return bring_up(topology, directory, "\n".join(doors(topology)), args.ready_timeout)
 
 
 def _of_model(args: argparse.Namespace) -> str:

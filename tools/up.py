@@ -44,8 +44,20 @@ def run(args: argparse.Namespace) -> int:
     check(topology)
     nodes_here(topology, args.host)
     directory = run_dir(topology, args.run_dir)
-    ready = f"ready: zpd ask --config {args.config} PROMPT"
+    ready = "\n".join([f"ready: zpd ask --config {args.config} PROMPT", *doors(topology)])
     return bring_up(topology, directory, ready, args.ready_timeout, args.host, args.fail_fast)
+
+
+def doors(topology: Topology) -> list[str]:
+    """What to say of each HTTP node once all serves; of a port 0, only its log and status know."""
+    lines = []
+    for node in topology.nodes:
+        if node.http is not None and not node.http.listen.endswith(":0"):
+            url = f"http://{node.http.listen.replace('0.0.0.0', '127.0.0.1')}"
+            lines.append(f"ready: {url} (a page to try it; API: {url}/v1; `zpd chat --url {url}`)")
+            if not node.http.api_keys and topology.expose:
+                lines.append(f"whoever can reach {node.http.listen} may ask: it has no API keys")
+    return lines
 
 
 def check_timeout(seconds: float) -> None:

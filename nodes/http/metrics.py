@@ -25,9 +25,9 @@ HISTOGRAM, COUNTER, GAUGE = "histogram", "counter", "gauge"
 # Which of Done's spans make which time; together they are all of a request but its tokenising.
 PARTS = {
     "zpd_request_queue_time_seconds": ("queue", "reserve", "lane"),
-    "zpd_request_prefill_time_seconds": ("prefill", "first_token"),
+    "zpd_request_prefill_time_seconds": ("prefill", "first_token", "first_text"),
     "zpd_request_kv_transfer_time_seconds": ("transfer", "import"),
-    "zpd_request_decode_time_seconds": ("decode",),
+    "zpd_request_decode_time_seconds": ("decode", "last_text"),
 }
 
 
@@ -48,7 +48,7 @@ METRICS: dict[str, Row] = {
     "zpd_request_queue_time_seconds": Row(
         HISTOGRAM, "waiting: in the queue, for a source slot, for a lane"),
     "zpd_request_prefill_time_seconds": Row(
-        HISTOGRAM, "the prompt's way around the ring, and the choice of the first token"),
+        HISTOGRAM, "the prompt's way around the ring, the first token and its text"),
     "zpd_request_kv_transfer_time_seconds": Row(
         HISTOGRAM, "KV still under way when the prompt was computed, and its import into a lane"),
     "zpd_request_decode_time_seconds": Row(HISTOGRAM, "from the first token to the end"),

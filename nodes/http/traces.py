@@ -17,7 +17,8 @@ from zpd.topology import Topology
 
 VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 NS = 1_000_000_000
-AT_COORDINATOR = ("tokenise", "queue", "reserve", "prefill")  # prefill: its wait for the ring
+# "prefill" is its wait for the ring.
+AT_COORDINATOR = ("tokenise", "queue", "reserve", "prefill", "first_text", "last_text")
 
 
 def traces(topology: Topology, name: str) -> Traces | None:

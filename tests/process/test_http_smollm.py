@@ -17,6 +17,7 @@ from tests.process.front import Front, front
 from tests.process.harness import LIMIT
 
 NAME = "smollm2-135m-instruct"
+pytestmark = pytest.mark.full
 MESSAGES: list[Any] = [{"role": "user", "content": "Why is the sky blue?"}]
 GREEDY: dict[str, Any] = {"model": NAME, "max_tokens": 24, "temperature": 0}
 

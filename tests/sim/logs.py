@@ -9,15 +9,15 @@ from zpd.events import LOG_VERSION
 from zpd.log import Log
 
 
-def write_logs(world: World, directory: Path, *, ended: bool = True) -> None:
+def write_logs(world: World, directory: Path, *, ended: bool = True, level: str = "debug") -> None:
     """``ended``: as every node's log would be after an orderly end of the run; else as it is."""
     now = [0.0]
     for node in world.topology.nodes:
-        log = Log(directory / f"{node.name}.jsonl", node.name, 1, "debug", clock=lambda: now[0])
+        log = Log(directory / f"{node.name}.jsonl", node.name, 1, level, clock=lambda: now[0])
         now[0] = 0.0
         log.event(
             "node_started", role=node.role, pid=1, address=node.address, topology="sim", file="",
-            fingerprint="", log_version=LOG_VERSION, log_level="debug", clock="sim",
+            fingerprint="", log_version=LOG_VERSION, log_level=level, clock="sim",
         )  # fmt: skip
         for at, name, event, fields in world.events:
             if name == node.name:

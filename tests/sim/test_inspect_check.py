@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 from tests.sim.logs import busy_world, write_logs
+from tests.sim.world import World, prompt, topology
 from tools.inspect.check import BACK, Verdict, check
 from tools.inspect.run import Run
+from tools.inspect.window import found
 from zpd.events import LOG_VERSION
 from zpd.log import ROOM
 
@@ -41,6 +43,36 @@ def test_a_good_log_passes(good: Path) -> None:
     silent = {"ring_broken", "log_dropped", "prefix_cache", "node_failed"}
     assert {e for e, n in verdict.checked.items() if not n} <= silent
     assert verdict.notes == []
+
+
+def test_packs_count_as_one_op(tmp_path: Path) -> None:
+    world = World(topology(2, source_slots=6, lanes=6, chunk=16, packing="inexact", prefill_depth=1,
+                           log_level="debug"))  # fmt: skip
+    answers = [world.user.ask(prompt(i, 3), max_tokens=3) for i in range(12)]
+    world.run_until(lambda: all(a.done for a in answers))
+    world.run_until(world.idle)
+    assert any(e["more"] for e in world.named("op_sent"))
+    write_logs(world, tmp_path)
+    assert judged(tmp_path).right
+    assert found(Run(tmp_path), 0).peak == 1
+
+
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_a_ring_that_broke_with_ops_outstanding_is_no_wrong_log(tmp_path: Path, level: str) -> None:
+    """At level info, ops are not in the log that ``ring_broken`` counts."""
+    world = World(topology(2, log_level="debug"))
+    answer = world.user.ask(prompt(0, 40), max_tokens=3)
+    world.run_until(lambda: bool(world.named("op_sent")))
+    link = ("prefill-0", "prefill-1", "bulk")
+    world.cut(*link)
+    world.run_until(lambda: bool(world.named("ring_broken")))
+    world.heal(*link)
+    world.run_until(lambda: bool(answer.done))
+    world.run_until(world.idle)
+    assert world.named("ring_broken")[0]["outstanding"] > 0
+    write_logs(world, tmp_path, level=level)
+    verdict = judged(tmp_path)
+    assert verdict.right, verdict.problems
 
 
 class Log:

@@ -126,7 +126,7 @@ def test_needs(tmp_path: Path) -> None:
     assert need(topology, topology.node("b"), spec) == Need(2 * layer, 2 * 3 * row)
     everything = Need(4 * (3 * layer + 800 + 8), 4 * 5 * row * 3)
     assert need(topology, topology.decode, spec) == everything
-    assert queues(topology).ring == MOST + 3 + 1
+    assert queues(topology).ring == MOST + (3 - 1) + 3 + 1
     assert queues(topology).kv == 3 * (7 + 1) + 1
 
 

@@ -16,7 +16,7 @@ from zpd.topology import Topology
 CONFIG = Path(__file__).parent.parent.parent / "configs" / "toy-2stage.toml"
 SPANS = {
     "tokenise": 0.5, "queue": 1.0, "reserve": 0.25, "prefill": 2.0, "transfer": 0.125,
-    "import": 0.0625, "first_token": 0.5, "decode": 3.0,
+    "import": 0.0625, "first_token": 0.5, "first_text": 0.25, "decode": 3.0, "last_text": 0.5,
 }  # fmt: skip
 Samples = dict[str, float]
 
@@ -54,9 +54,9 @@ def test_a_request_feeds_the_histograms(topology: Topology) -> None:
     assert found["zpd_inter_token_latency_seconds_sum"] == 1.5
     assert found["zpd_e2e_request_latency_seconds_sum"] == 6.0
     assert found["zpd_request_queue_time_seconds_sum"] == 1.25
-    assert found["zpd_request_prefill_time_seconds_sum"] == 2.5
+    assert found["zpd_request_prefill_time_seconds_sum"] == 2.75
     assert found["zpd_request_kv_transfer_time_seconds_sum"] == 0.1875
-    assert found["zpd_request_decode_time_seconds_sum"] == 3.0
+    assert found["zpd_request_decode_time_seconds_sum"] == 3.5
     assert found["zpd_prompt_tokens_total"] == 7
     assert found["zpd_generation_tokens_total"] == 4
     assert found["zpd_request_success_total{finished_reason=length}"] == 1

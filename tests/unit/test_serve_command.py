@@ -10,7 +10,7 @@ import pytest
 
 from tools.cli import main
 from tools.local import HERE, Local, free_ports, http_node, topology_text
-from tools.serve import ready
+from tools.up import doors
 from zpd.config import load, parse
 from zpd.configkeys import Problems
 from zpd.topology import Topology
@@ -30,13 +30,14 @@ def test_a_model_becomes_a_topology() -> None:
     http = topology.node("http").http
     assert http is not None and http.listen == f"{HERE}:8123" and not topology.expose
     assert len({n.address for n in topology.nodes}) == len(topology.nodes)
-    assert "http://127.0.0.1:8123/v1" in ready(topology) and "--api-keys" not in ready(topology)
+    (said,) = doors(topology)
+    assert "http://127.0.0.1:8123/v1" in said
 
 
 def test_who_opens_it_to_others_without_a_key_is_told() -> None:
     topology = made(1, 1, "0.0.0.0:8123")
-    assert topology.expose and "no --api-keys" in ready(topology)
-    assert "no --api-keys" not in ready(made(1, 1, "0.0.0.0:8123", "env:KEY"))
+    assert topology.expose and "no API keys" in doors(topology)[1]
+    assert len(doors(made(1, 1, "0.0.0.0:8123", "env:KEY"))) == 1
 
 
 def test_a_file_gets_an_http_node(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ class CoordinatorRules(Rules):
         known, self.open, self.known = self.known, False, True
         self.outstanding.clear()
         self.count = 0
-        if known and r.outstanding != count:
+        if known and self.debug and r.outstanding != count:  # at info, no op is in the log
             raise Broken("credits", f"{r.outstanding} ops were outstanding, {count} were sent")
 
     def on_op_sent(self, r: Record) -> None:
