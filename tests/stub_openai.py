@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from nodes.http.page import HEADERS, PAGE
+from nodes.http.page import HEADERS, text_of
 
 FAIL = "FAIL"  # a prompt that is refused
 BREAK = "BREAK"  # a prompt whose stream ends with an error event
@@ -45,7 +45,7 @@ class Stub:
         self._loop.close()
 
     async def _page(self, request: web.Request) -> web.Response:
-        return web.Response(body=PAGE, headers=HEADERS)
+        return web.Response(body=text_of("page.html"), headers=HEADERS)
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "stub"}]})

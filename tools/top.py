@@ -64,7 +64,7 @@ def said(topology: Topology, views: Mapping[str, View], now: float) -> dict[str,
         seen = views[node.name]
         found[node.name] = seen.status or {"error": "no answer yet"}
         if seen.silent(MUTE, now):
-            found[node.name] = {"error": f"for {now - seen.asked:.0f} s"}
+            found[node.name] = {"error": f"nothing for {now - seen.asked:.0f} s"}
     return found
 
 

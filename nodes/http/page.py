@@ -28,9 +28,13 @@ HEADERS = {
 }
 
 
+def text_of(name: str) -> bytes:
+    return files(__package__).joinpath(name).read_bytes()
+
+
 def page(name: str) -> Callable[[Request], Awaitable[Response]]:
     """The same for everyone; it holds no secret, so it needs no key."""
-    text = files(__package__).joinpath(name).read_bytes()
+    text = text_of(name)
 
     async def answer(request: Request) -> Response:
         return Response(text, headers=HEADERS)

@@ -83,8 +83,9 @@ def test_it_holds_zpd_and_nothing_else(installed: Path, tmp_path: Path) -> None:
         run(installed / "python", "-c", "import tests.process", cwd=tmp_path)
 
 
-def test_it_has_the_page(installed: Path, tmp_path: Path) -> None:
-    show = "from nodes.http.page import PAGE; print(len(PAGE))"
+@pytest.mark.parametrize("name", ["page.html", "ui.html"])
+def test_it_has_the_pages(installed: Path, tmp_path: Path, name: str) -> None:
+    show = f"from nodes.http.page import text_of; print(len(text_of({name!r})))"
     assert int(run(installed / "python", "-c", show, cwd=tmp_path)) > 1000
 
 

@@ -85,6 +85,6 @@ def test_a_view_without_an_answer_is_no_view() -> None:
     views = dict.fromkeys([n.name for n in shape.nodes], View(True, 0.0, True, "", {"work": 1}))
     assert said(shape, views, 9.0)["decode"] == {"work": 1}
     views["decode"] = View(True, 9.0 - MUTE - 0.5, True, "", {"work": 1})
-    assert said(shape, views, 9.0)["decode"] == {"error": "for 2 s"}
+    assert said(shape, views, 9.0)["decode"] == {"error": "nothing for 2 s"}
     views["decode"] = View()
     assert said(shape, views, 9.0)["decode"] == {"error": "no answer yet"}
