@@ -14,6 +14,7 @@ KEYS = {
 }  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("home")
 def test_synthetic_compute_overlaps_exactly_where_it_can() -> None:
     """R30 to R35, without a word on speed."""

@@ -11,6 +11,7 @@ from tests.process.harness import write_config, zpd
 from tools.bench_start import ALLOWANCE
 
 
+@pytest.mark.full
 def test_the_toys_memory_is_within_its_budget(tmp_path: Path, home: Path) -> None:
     done = zpd("bench", "start", "--config", write_config(tmp_path), "--repeat", "2", "--json")
     assert done.returncode == 0, done.stderr

@@ -13,6 +13,7 @@ KEYS = {
 }  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("home")
 def test_synthetic_rings() -> None:
     """S14, S7: one warm ring over a shaped link, switched between batches; then two source slots,

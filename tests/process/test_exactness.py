@@ -74,7 +74,14 @@ def running(
             yield nodes
 
 
-@pytest.fixture(scope="module", params=[(1, 1), (2, 4), (3, 2)], ids="{0[0]}x{0[1]}".format)
+FULL = pytest.mark.full
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param((1, 1), marks=FULL), (2, 4), pytest.param((3, 2), marks=FULL)],
+    ids="{0[0]}x{0[1]}".format,
+)
 def small(
     request: pytest.FixtureRequest, smollm: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
@@ -265,6 +272,7 @@ def test_draws_depend_on_the_seed(small: Running, words: Ids) -> None:
     assert one == same != other
 
 
+@pytest.mark.full
 def test_bfloat16_has_the_tokens_and_bits_of_one_process(
     smollm: Path,
     alone: Alone,

@@ -17,6 +17,9 @@ from zpd.errors import Outcome
 from zpd.requests import Bias, Sampling
 from zpd.topology import Topology
 
+# quick: with the toy model, in tests/sim/test_parameters.py
+pytestmark = pytest.mark.full
+
 SKY = json.dumps([{"role": "user", "content": "Why is the sky blue?"}])
 
 
@@ -72,7 +75,7 @@ def valid(value: Any, of: dict[str, Any]) -> bool:
     return isinstance(value, bool)
 
 
-@pytest.mark.parametrize("count", [5, pytest.param(100, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [5, 100])
 @pytest.mark.timeout(900)
 def test_json_of_random_schemas_at_temperature_one_is_valid(
     smol: Topology, count: int, figures: list[str]
@@ -99,7 +102,6 @@ def test_json_of_random_schemas_at_temperature_one_is_valid(
     assert long <= 0.05 * count
 
 
-@pytest.mark.full
 def test_a_guided_answer_depends_on_no_other(smol: Topology) -> None:
     guide = json.dumps({"kind": "json_schema", "value": schema(random.Random(3))})
     how = [Sampling(temperature=1.0, seed=i) for i in range(4)]
@@ -127,7 +129,6 @@ def test_log_probabilities_are_aligned_from_the_first_token(smol: Topology) -> N
         assert len(said["top"]) == 3 and said["logprob"] <= 0
 
 
-@pytest.mark.full  # quick: with the toy model, in tests/sim/test_parameters.py
 def test_a_bias_forbids_and_forces(smol: Topology) -> None:
     plain = ask(smol, Question("chat", SKY, 6)).answer.token_ids
     bias = (Bias(plain[0], -100.0),)
@@ -137,7 +138,6 @@ def test_a_bias_forbids_and_forces(smol: Topology) -> None:
     assert ask(smol, Question("chat", SKY, 6, forced)).answer.token_ids == [plain[1]] * 6
 
 
-@pytest.mark.full  # the same
 def test_the_end_waits_for_min_tokens_or_does_not_count(smol: Topology) -> None:
     short = json.dumps([{"role": "user", "content": "Say only the word yes."}])
     ends = (Bias(2, 100.0),)  # the model's own end comes first of all, where it may

@@ -78,7 +78,8 @@ def test_every_setting_answers_alike(setting: str, tmp_path: Path) -> None:
         assert status["chunk_remote"] > 0 and status["chunk_local"] > 0
 
 
-@pytest.mark.parametrize("setting", [FULL["remote"], "cost", FULL["local"]])
+@pytest.mark.full
+@pytest.mark.parametrize("setting", SETTINGS)
 def test_a_small_model_answers_as_transformers_does(setting: str, tmp_path: Path) -> None:
     """R14, R29: float32 tokens equal, whichever device computed the prompt."""
     model = save("gemma3", tmp_path / "model")

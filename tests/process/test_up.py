@@ -194,6 +194,7 @@ def test_ctrl_c_during_ask_up_leaves_nothing(tmp_path: Path) -> None:
     assert gone(list(pids(run).values()))
 
 
+@pytest.mark.full
 def test_run_directories_are_fresh_each_time(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     for _ in range(2):

@@ -22,6 +22,7 @@ import pytest
 
 from tests.process.harness import LIMIT, write_config
 
+pytestmark = pytest.mark.full
 ROOT = Path(__file__).resolve().parents[2]
 BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", "zpd", "nodes", "tools")
 
@@ -98,7 +99,6 @@ def test_the_wheel_answers_a_question(installed: Path, tmp_path: Path) -> None:
     assert len(answer["token_ids"]) == 8
 
 
-@pytest.mark.full
 def test_the_wheel_pulls_a_real_model_and_answers(installed: Path, tmp_path: Path) -> None:
     model, home = {"name": "smollm2-135m-instruct", "max_tokens": 256}, str(tmp_path / "home")
     run(installed / "zpd", "models", "pull", model["name"], cwd=tmp_path, limit=110, ZPD_HOME=home)
