@@ -88,6 +88,9 @@ COMPLETIONS: list[tuple[str | None, dict[str, Any]]] = [
     ("priority", {"priority": 8}),
     ("priority", {"priority": -1}),
     ("guided_regex", {"guided_regex": ""}),
+    ("guided_regex", {"guided_regex": "€" * 20_000}),
+    ("response_format", {"response_format": {"type": "json_schema", "json_schema": {
+        "name": "x", "schema": {"enum": ["x" * 70_000]}}}}),
     ("response_format", {"guided_regex": "a", "guided_grammar": "b"}),
     ("response_format", {"guided_regex": "a", "response_format": {"type": "json_object"}}),
     ("response_format.type", {"response_format": {"type": "xml"}}),
