@@ -99,6 +99,8 @@ class Door:
             return list(await self.mailbox.work(lambda: tokenise(text, wanted), worker))
         except UserError as error:
             raise of_user(error) from None
+        except RecursionError:  # what a template gets is a little deeper than what was read
+            raise bad("messages", "the arguments of a tool call are nested too deeply") from None
 
 
 class Completions:

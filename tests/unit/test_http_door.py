@@ -278,6 +278,20 @@ def test_a_model_without_a_chat_template_refuses_chat_by_name() -> None:
     asyncio.run(run())
 
 
+def test_arguments_too_deep_for_a_template_are_refused() -> None:
+    class Deep(ToyText):
+        def encode_chat(self, messages: Any, tools: Any = ()) -> list[int]:
+            raise RecursionError
+
+    async def run() -> None:
+        fake = Fake(says("x"))
+        fake.facts = replace(fake.facts, text=Deep())
+        reader = await site(fake).ask("/v1/chat/completions", CHAT)
+        assert (reader.status, reader.error["param"]) == (400, "messages")
+
+    asyncio.run(run())
+
+
 def test_a_body_is_measured_before_it_is_read() -> None:
     async def run() -> None:
         s = site(Fake(says("x")), max_body=1024)
