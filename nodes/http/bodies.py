@@ -6,6 +6,8 @@ converted, nothing ignored. Ranges that the decode node's sampler has are ``zpd.
 
 from __future__ import annotations
 
+import re
+from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -24,6 +26,10 @@ MAX_N = 16  # answers to one prompt
 MAX_PROMPTS = 64  # of one request
 MAX_CHOICES = 128  # of one request: prompts x n
 MAX_STOPS = 16
+MAX_STOP_BYTES = 2**14  # of all of them: they travel in a message's header
+MAX_KEYS = 2**15  # of a body's objects: each may be an error, and a million of those take seconds
+
+_KEY = re.compile(rb'(?<!\\)(?:\\\\)*"\s*:')  # in JSON, where a key ends and nothing else
 
 Id = Annotated[int, Field(ge=0, lt=2**31)]
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
@@ -35,20 +41,18 @@ def _is_ids(value: Any) -> bool:
 
 
 def _prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
+    if isinstance(value, list) and len(value) > MAX_PROMPTS and type(value[0]) is not int:
+        raise ValueError(f"{len(value)} prompts, at most {MAX_PROMPTS}")
     match value:
         case str():
             return (value,)
         case [str(), *_] if all(isinstance(v, str) for v in value):
-            found: tuple[str | tuple[int, ...], ...] = tuple(value)
+            return tuple(value)
         case [int(), *_] if _is_ids(value):
             return (tuple(value),)
         case [[*_], *_] if all(isinstance(v, list) and _is_ids(v) for v in value):
-            found = tuple(tuple(v) for v in value)
-        case _:
-            raise ValueError("must be text, token ids, or a list of either; none of them empty")
-    if len(found) > MAX_PROMPTS:
-        raise ValueError(f"{len(found)} prompts, at most {MAX_PROMPTS}")
-    return found
+            return tuple(tuple(v) for v in value)
+    raise ValueError("must be text, token ids, or a list of either; none of them empty")
 
 
 def _stops(value: Any) -> tuple[str, ...]:
@@ -57,6 +61,8 @@ def _stops(value: Any) -> tuple[str, ...]:
         raise ValueError("must be text or a list of texts, none of them empty")
     if len(found) > MAX_STOPS:
         raise ValueError(f"{len(found)} texts, at most {MAX_STOPS}")
+    if (nbytes := sum(len(v.encode()) for v in found)) > MAX_STOP_BYTES:
+        raise ValueError(f"{nbytes} bytes, at most {MAX_STOP_BYTES} in all")
     return tuple(found)
 
 
@@ -191,7 +197,7 @@ class TokenizeBody(BaseModel):
 class DetokenizeBody(BaseModel):
     model_config = STRICT
     model: str | None = None
-    tokens: list[Id]
+    tokens: list[Id] = Field(fail_fast=True)
 
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -199,10 +205,12 @@ Body = TypeVar("Body", bound=BaseModel)
 
 def read(kind: type[Body], raw: bytes) -> Body:
     """Raises HttpError(400) naming the first field that is not allowed."""
+    if any(islice(_KEY.finditer(raw), MAX_KEYS, None)):
+        raise HttpError(400, f"the body: more than {MAX_KEYS} keys", "invalid_value")
     try:
         return kind.model_validate_json(raw, strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     param, why = ".".join(str(part) for part in first["loc"]), str(first["msg"])
     if first["type"] == "json_invalid":
         raise HttpError(400, f"the body is not JSON: {why}", "invalid_json")

@@ -12,13 +12,13 @@ import itertools
 import json
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from nodes.http.calls import Call, End, Event, Failed, Handover, LogProbs, Piece, Started
-from nodes.http.errors import of_outcome
+from nodes.http.errors import of_outcome, too_many
 from nodes.http.mailbox import WORKER, Facts
 from nodes.http.metrics import Metrics, Watched
 from nodes.http.traces import Traces
@@ -29,6 +29,7 @@ from zpd.wire import Blob
 
 LOWEST = -9999.0  # for a log-probability of no token that can come; JSON has no infinity
 STATUS_PATIENCE = 2.0  # seconds
+MAX_WORK = 1000  # pieces that wait for a worker, of clients that are gone, too: it takes 1024
 
 
 @dataclass(eq=False)
@@ -57,6 +58,7 @@ class Desk:
         self._numbers = itertools.count(1)
         self._choices: dict[int, _Choice] = {}
         self._uids: dict[str, _Choice] = {}
+        self._working: Counter[str] = Counter()  # worker -> pieces that it was given
         self._asked: dict[str, deque[Callable[[dict[str, Any]], None]]] = {}
 
     @property
@@ -69,9 +71,19 @@ class Desk:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def done(result: Any, error: BaseException | None) -> None:
+            self._working[worker] -= 1
             self._hand(lambda: _settle(future, result, error))
 
-        self.context.post(lambda: self.context.submit(lambda p: run(), done, worker=worker))
+        def submit() -> None:
+            self._working[worker] += 1
+            if self._working[worker] > MAX_WORK:
+                done(None, too_many("too many texts wait to be tokenised"))
+            else:
+                self.context.submit(
+                    lambda p: None if future.cancelled() else run(), done, worker=worker
+                )
+
+        self.context.post(submit)
         return await future
 
     def ask(self, call: Call) -> None:

@@ -10,15 +10,13 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from starlette.responses import JSONResponse
-
 from nodes.http.admission import Admission, header, read_body
-from nodes.http.bodies import ChatBody, Common, CompletionBody, read
+from nodes.http.bodies import Body, ChatBody, Common, CompletionBody, read
 from nodes.http.calls import Call, Question
 from nodes.http.errors import HttpError, bad, of_outcome, of_user
 from nodes.http.mailbox import WORKER, Facts, Mailbox
 from nodes.http.replies import Reply
-from nodes.http.stream import Gone, Stalled, stream, while_connected, whole
+from nodes.http.stream import Gone, Stalled, send_whole, stream, while_connected
 from nodes.http.toolcalls import form_of
 from nodes.http.wanted import Wanted, of_chat, of_completion, tokenise
 from nodes.text import Text
@@ -29,6 +27,7 @@ from zpd.topology import Http, Topology
 
 CUT = "zpd.cut"  # in a scope's state: a function that ends the connection at once
 SHRINKS = 4  # a text may get so much shorter when it is normalised
+SMALL = 2**16  # bytes of a body that are read at once; more of them on a worker
 MAX_LABEL = 128  # characters of X-Request-Id
 
 
@@ -86,12 +85,22 @@ class Door:
             raise bad("tools", f"the chat template of {self.model} knows no tools, or not as zpd")
         return form
 
+    async def body(self, kind: type[Body], scope: Any, receive: Any, worker: str = WORKER) -> Body:
+        """Raises HttpError."""
+        raw = await read_body(scope, receive, self.settings.max_body)
+        if len(raw) <= SMALL:
+            return read(kind, raw)
+        found: Body = await self.mailbox.work(lambda: read(kind, raw), worker)
+        return found
+
     async def tokens(self, wanted: Wanted, text: Text, worker: str = WORKER) -> list[list[int]]:
         """Raises HttpError(400)."""
         try:
             return list(await self.mailbox.work(lambda: tokenise(text, wanted), worker))
         except UserError as error:
             raise of_user(error) from None
+        except RecursionError:  # what a template gets is a little deeper than what was read
+            raise bad("messages", "the arguments of a tool call are nested too deeply") from None
 
 
 class Completions:
@@ -105,7 +114,7 @@ class Completions:
         door, began = self.door, time.monotonic()
         with door.admission.enter(scope):
             label = label_of(scope)
-            body = read(self.kind, await read_body(scope, receive, door.settings.max_body))
+            body = await door.body(self.kind, scope, receive)
             wanted = of_chat(body) if isinstance(body, ChatBody) else of_completion(_is(body))
             door.check_model(body.model)
             text = door.text()
@@ -115,7 +124,7 @@ class Completions:
             door.calls[call.id] = call
             why = "its request is over"
             try:
-                work = self._answer(call, wanted, text, form, began, scope, send, receive)
+                work = self._answer(call, wanted, text, form, began, send)
                 await while_connected(receive, work)
             except Gone:
                 why = "the client is gone"
@@ -128,9 +137,8 @@ class Completions:
                     door.mailbox.cancel(call, why)
 
     async def _answer(
-        self, call: Call, wanted: Wanted, text: Text, form: str, began: float, scope: Any,
-        send: Any, receive: Any,
-    ) -> None:  # fmt: skip
+        self, call: Call, wanted: Wanted, text: Text, form: str, began: float, send: Any
+    ) -> None:
         door = self.door
         check_size(wanted, text, door.mailbox.facts.limit)
         prompts = await door.tokens(wanted, text)
@@ -140,18 +148,16 @@ class Completions:
             n_prompt=sum(map(len, prompts)), logprobs=wanted.sampling.logprobs >= 0, tools=form,
             usage=wanted.usage,
         )  # fmt: skip
-        door.mailbox.ask(call)
+        if not call.over:  # cancelled while its prompt was tokenised
+            door.mailbox.ask(call)
         try:
-            if wanted.stream:
-                slow = partial(door.mailbox.reader, call)
-                await stream(call, reply, send, door.settings.stall, slow)
-                return
-            response = JSONResponse(await whole(call, reply))
+            slow = partial(door.mailbox.reader, call)
+            give = stream if wanted.stream else send_whole
+            await give(call, reply, send, door.settings.stall, slow)
         except HttpError as error:  # the coordinator's words for our fields
             if error.param == "guide":
                 error.param = wanted.guide_field
             raise
-        await response(scope, receive, send)
 
 
 def _is(body: Common) -> CompletionBody:
@@ -190,8 +196,8 @@ def check_size(wanted: Wanted, text: Text, limit: int) -> None:
     """A text that no slot can hold is refused before it is tokenised, which would take seconds.
     Raises HttpError(400)."""
     most = limit * text.longest * SHRINKS
-    said = [m["content"] for m in wanted.messages] + [p for p in wanted.prompts if type(p) is str]
-    if (longest := max(map(len, said), default=0)) > most:
+    said = [len(p) for p in wanted.prompts if type(p) is str]
+    if (longest := max(said, default=sum(len(m["content"]) for m in wanted.messages))) > most:
         param = "messages" if wanted.chat else "prompt"
         message = f"{param}: {longest} characters are more than {limit} tokens, whatever they say"
         raise HttpError(400, message, "context_length_exceeded", param)

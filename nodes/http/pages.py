@@ -10,8 +10,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from nodes.http.admission import read_body
-from nodes.http.bodies import DetokenizeBody, TokenizeBody, read
+from nodes.http.bodies import DetokenizeBody, TokenizeBody
+from nodes.http.calls import Failed
 from nodes.http.door import Door
 from nodes.http.errors import HttpError, bad, of_outcome
 from nodes.http.mailbox import PAGES
@@ -35,7 +35,7 @@ class Pages:
     async def tokenize(self, request: Request) -> Response:
         door = self.door
         with door.admission.enter(request.scope):
-            body = read(TokenizeBody, await self._body(request))
+            body = await door.body(TokenizeBody, request.scope, request.receive, PAGES)
             door.check_model(body.model)
             text = door.text()
             messages = tuple(m.for_template() for m in body.messages or ())
@@ -52,16 +52,13 @@ class Pages:
     async def detokenize(self, request: Request) -> Response:
         door = self.door
         with door.admission.enter(request.scope):
-            body = read(DetokenizeBody, await self._body(request))
+            body = await door.body(DetokenizeBody, request.scope, request.receive, PAGES)
             door.check_model(body.model)
             text = door.text()
             if (most := max(body.tokens, default=0)) >= text.vocab_size:
                 raise bad("tokens", f"{most}: ids are from 0 to {text.vocab_size - 1}")
             raw = await door.mailbox.work(lambda: b"".join(map(text.bytes_of, body.tokens)), PAGES)
         return JSONResponse({"prompt": raw.decode("utf-8", "replace")})
-
-    async def _body(self, request: Request) -> bytes:
-        return await read_body(request.scope, request.receive, self.door.settings.max_body)
 
     # ---- what there is ---------------------------------------------------------------------------
 
@@ -128,7 +125,11 @@ class Pages:
         if call is None:
             text = f"id: no request {name[:128]!r} of this front door lives"
             raise HttpError(404, text, "unknown_request", "id")
-        self.door.mailbox.cancel(call, "cancelled by DELETE /v1/requests")
+        why = "cancelled by DELETE /v1/requests"
+        if call.questions:
+            self.door.mailbox.cancel(call, why)
+        else:  # its prompt is being tokenised, and nobody was asked
+            call.put(Failed(of_outcome(Outcome.CANCELLED, why)))
         return JSONResponse({"id": call.id, "object": "request", "cancelled": True})
 
 

@@ -6,6 +6,7 @@ be called, what may be a call is held back until it is known.
 
 from __future__ import annotations
 
+import codecs
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,9 @@ class _Answer:
     calls: list[Object] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
     offset: int = 0  # characters of its tokens so far
+    characters: Any = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
+    )
     n_tokens: int = 0
     finish: str = ""
 
@@ -142,7 +146,7 @@ class Reply:
             top = [self._token(i, value) for i, value in row.top]
             return {**self._token(row.token, row.value), "top_logprobs": top}
         name, at = self._name(row.token), answer.offset
-        answer.offset += len(name)
+        answer.offset += len(answer.characters.decode(self._text.bytes_of(row.token)))
         # The chosen token is among them, be it likely or not.
         likely = {name: row.value}
         for i, value in row.top:

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
+from starlette.responses import JSONResponse
+
 from nodes.http.calls import Call, End, Event, Failed, Piece, Started, stalled
 from nodes.http.errors import HttpError
 from nodes.http.replies import Reply
@@ -23,6 +25,7 @@ HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # a proxy that gathers events makes them late
 ]
+END = {"type": "http.response.body", "body": b""}  # leaves when its reader has taken the rest
 T = TypeVar("T")
 
 
@@ -41,6 +44,17 @@ async def begun(call: Call) -> list[Event]:
             if isinstance(one, Failed):
                 raise one.error
     return [one for one in found if not isinstance(one, Started)]
+
+
+async def send_whole(
+    call: Call, reply: Reply, send: Any, stall: float, slow: Callable[[float], None]
+) -> None:
+    """As ``stream``, in one piece."""
+    response = JSONResponse(await whole(call, reply))
+    await send({"type": "http.response.start", "status": 200, "headers": response.raw_headers})
+    message = {"type": "http.response.body", "body": response.body, "more_body": True}
+    for one in (message, END):
+        await _write(call, send(one), stall, slow)
 
 
 async def whole(call: Call, reply: Reply) -> dict[str, Any]:
@@ -80,10 +94,11 @@ async def stream(
         elif over:
             out += [*(event(chunk) for chunk in reply.last()), DONE]
         if out:
-            message = {"type": "http.response.body", "body": b"".join(out), "more_body": not over}
+            message = {"type": "http.response.body", "body": b"".join(out), "more_body": True}
             await _write(call, send(message), stall, slow)
             out = []
         if over:
+            await _write(call, send(END), stall, slow)
             return
         events = await call.take()
 

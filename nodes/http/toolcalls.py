@@ -68,11 +68,11 @@ class ToolText:
 def _call(text: str) -> dict[str, str] | None:
     try:
         value: Any = json.loads(text)
+        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+            return None
+        arguments = value.get("arguments", value.get("parameters", {}))
+        said = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        (value["name"] + said).encode()  # half of a surrogate pair is no text
     except (ValueError, RecursionError):
         return None
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return None
-    arguments = value.get("arguments", value.get("parameters", {}))
-    if not isinstance(arguments, dict):
-        return None
-    return {"name": value["name"], "arguments": json.dumps(arguments, ensure_ascii=False)}
+    return {"name": value["name"], "arguments": said} if isinstance(arguments, dict) else None

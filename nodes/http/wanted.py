@@ -7,12 +7,14 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nodes.guide import MAX_BYTES
 from nodes.http.bodies import ChatBody, Common, CompletionBody
 from nodes.http.errors import bad, of_user
 from nodes.text import Text
 from zpd.errors import UserError
 from zpd.requests import Bias, Sampling
 
+FIELDS = {"regex": "guided_regex", "grammar": "guided_grammar"}  # by a guide's kind
 DEFAULT_TEMPERATURE = 1.0  # OpenAI's
 DEFAULT_COMPLETION = 16  # tokens of a completion that says nothing; a chat gets the slot's room
 
@@ -43,7 +45,7 @@ class Wanted:
     def guide_field(self) -> str:
         """The body's field that asks for the guide."""
         kind = json.loads(self.guide)["kind"] if self.guide else ""
-        return {"regex": "guided_regex", "grammar": "guided_grammar"}.get(kind, "response_format")
+        return FIELDS.get(kind, "response_format")
 
     def sampling_of(self, choice: int) -> Sampling:
         """Of the nth answer to one prompt: its own draws."""
@@ -124,7 +126,10 @@ def _guide(body: Common) -> str:
         kind, value = "json_schema", form.json_schema.value  # type: ignore[assignment]
     elif form is not None and form.type == "json_object":
         kind = "json_object"
-    return json.dumps({"kind": kind, "value": value}) if kind else ""
+    said = json.dumps({"kind": kind, "value": value}) if kind else ""
+    if len(said) > MAX_BYTES:  # of ASCII; there is one for each answer
+        raise bad(FIELDS.get(kind, "response_format"), f"{len(said)} bytes, at most {MAX_BYTES}")
+    return said
 
 
 def tokenise(text: Text, wanted: Wanted) -> list[list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -64,6 +65,7 @@ COMPLETIONS: list[tuple[str | None, dict[str, Any]]] = [
     ("stop", {"stop": ["a", ""]}),
     ("stop", {"stop": [5]}),
     ("stop", {"stop": ["a"] * 17}),
+    ("stop", {"stop": ["€" * 6000]}),
     ("stop_token_ids.0", {"stop_token_ids": [-1]}),
     ("stop_token_ids", {"stop_token_ids": [1] * 65}),
     ("ignore_eos", {"ignore_eos": 1}),
@@ -86,6 +88,9 @@ COMPLETIONS: list[tuple[str | None, dict[str, Any]]] = [
     ("priority", {"priority": 8}),
     ("priority", {"priority": -1}),
     ("guided_regex", {"guided_regex": ""}),
+    ("guided_regex", {"guided_regex": "€" * 20_000}),
+    ("response_format", {"response_format": {"type": "json_schema", "json_schema": {
+        "name": "x", "schema": {"enum": ["x" * 70_000]}}}}),
     ("response_format", {"guided_regex": "a", "guided_grammar": "b"}),
     ("response_format", {"guided_regex": "a", "response_format": {"type": "json_object"}}),
     ("response_format.type", {"response_format": {"type": "xml"}}),
@@ -162,6 +167,28 @@ def test_a_bad_completion_is_refused_by_name(param: str, said: dict[str, Any]) -
 @pytest.mark.parametrize(("param", "said"), CHATS)
 def test_a_bad_chat_is_refused_by_name(param: str, said: dict[str, Any]) -> None:
     assert refused(ChatBody, {"model": "toy", "messages": HI, **said}).param == param
+
+
+def test_a_large_body_is_refused_soon() -> None:
+    """Each of a million errors, one by one, is seconds in which this process does nothing else."""
+    large = {
+        "prompt": b'{"model": "toy", "prompt": [' + b"[1]," * 200_000 + b"[1]]}",
+        "x0": b'{"model": "toy", "prompt": "x"'
+        + b"".join(b',"x%d":1' % i for i in range(9))
+        + b"}",
+    }
+    for param, raw in large.items():
+        assert refused(CompletionBody, raw).param == param
+    keys = b"".join(b',"x%d\\\\" : 1' % i for i in range(40_000))
+    raw = b'{"model": "toy", "prompt": "x"' + keys + b"}"
+    assert "keys" in refused(CompletionBody, raw).message
+    text = '"a": ' * 50_000  # is no key
+    read(CompletionBody, json.dumps({"model": "toy", "prompt": text}).encode())
+    raw = b'{"tokens": [' + b'"",' * 200_000 + b"1]}"
+    began = time.process_time()
+    with pytest.raises(HttpError, match="tokens"):
+        read(DetokenizeBody, raw)
+    assert time.process_time() - began < 0.3
 
 
 @pytest.mark.parametrize("raw", NOT_JSON, ids=range(len(NOT_JSON)))

@@ -113,6 +113,26 @@ def test_a_guide_goes_with_the_prompt() -> None:
     assert (json.loads(prompt.as_text()), guide.as_text()) == ([1, 2], '{"kind": "json_object"}')
 
 
+def test_what_clients_leave_behind_at_a_worker_is_bounded() -> None:
+    """Those who went away, too: the worker itself takes 1024, and one more would end the node."""
+
+    async def run() -> None:
+        world, waiting, ran = World(), [], []
+        world.submit = lambda work, done, worker: waiting.append((work, done))  # type: ignore[method-assign]
+        asked = [asyncio.create_task(world.desk.work(lambda: ran.append(1))) for _ in range(1001)]
+        await asyncio.sleep(0)
+        for task in asked[1:1000]:
+            task.cancel()
+        found = await asyncio.gather(*asked[1:], return_exceptions=True)
+        assert (len(waiting), found[-1].status) == (1000, 429)  # type: ignore[union-attr]
+        for work, done in waiting:
+            done(work(None), None)
+        assert await asked[0] is None and ran == [1]  # nobody waited for the others
+        assert sum(world.desk._working.values()) == 0
+
+    asyncio.run(run())
+
+
 def test_a_cancel_before_the_coordinator_has_named_it() -> None:
     """Nothing more reaches the client, and the name is cancelled as soon as it is known."""
     world = World()

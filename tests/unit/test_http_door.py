@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable, Iterator
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +18,7 @@ from nodes.http.calls import Call, End, Failed, Handover, LogProbs, Piece, Start
 from nodes.http.door import Door
 from nodes.http.errors import of_outcome
 from nodes.http.mailbox import Facts
+from nodes.http.server import Server
 from nodes.http.toolcalls import OBJECT, TAGGED, ToolText, form_of
 from nodes.text import ToyText
 from tests.sim.world import topology
@@ -240,6 +243,9 @@ def test_the_door_refuses_before_it_asks() -> None:
         assert (too_long.status, too_long.error["code"]) == (400, "context_length_exceeded")
         huge = await s.complete(prompt="x" * 300)  # 64 tokens of one byte: known without a look
         assert "whatever they say" in huge.error["message"]
+        many = [{"role": "user", "content": "x" * 90}] * 3
+        huge = await s.ask("/v1/chat/completions", {**CHAT, "messages": many})
+        assert "whatever they say" in huge.error["message"]
         assert (await s.complete(prompt="")).error["param"] == "prompt"
         other = await s.complete(model="gpt-4")
         assert (other.status, other.error["code"]) == (404, "model_not_found")
@@ -268,6 +274,20 @@ def test_a_model_without_a_chat_template_refuses_chat_by_name() -> None:
         reader = await s.ask("/v1/chat/completions", CHAT)
         assert (reader.status, reader.error["param"]) == (400, "messages")
         assert "no chat template" in reader.error["message"]
+
+    asyncio.run(run())
+
+
+def test_arguments_too_deep_for_a_template_are_refused() -> None:
+    class Deep(ToyText):
+        def encode_chat(self, messages: Any, tools: Any = ()) -> list[int]:
+            raise RecursionError
+
+    async def run() -> None:
+        fake = Fake(says("x"))
+        fake.facts = replace(fake.facts, text=Deep())
+        reader = await site(fake).ask("/v1/chat/completions", CHAT)
+        assert (reader.status, reader.error["param"]) == (400, "messages")
 
     asyncio.run(run())
 
@@ -505,6 +525,75 @@ def test_a_live_request_is_listed_and_cancelled_by_either_name() -> None:
     asyncio.run(run())
 
 
+def test_a_cancel_while_the_prompt_is_tokenised() -> None:
+    async def run() -> None:
+        fake = Fake(says("x"))
+        fake.hold = asyncio.Event()
+        s = site(fake)
+        reader = s.begin("/v1/completions", {"model": "toy", "prompt": "x"})
+        await settle()
+        (name,) = s.door.calls
+        assert (await s.ask(f"/v1/requests/{name}", method="DELETE")).status == 200
+        fake.hold.set()
+        await reader.task
+        assert (reader.status, reader.error["code"], fake.calls) == (499, "cancelled", [])
+
+    asyncio.run(run())
+
+
+@contextlib.asynccontextmanager
+async def served(s: Site) -> AsyncIterator[tuple[Server, asyncio.StreamWriter]]:
+    """A real server, and a client's connection on which it was asked for an answer."""
+    server = Server(s.app, socket.create_server(("127.0.0.1", 0)))
+    task = asyncio.create_task(server.run())
+    host, port = server._listening.getsockname()
+    _, writer = await asyncio.open_connection(host, port, limit=1024)
+    body = b'{"model": "toy", "prompt": "x"}'
+    kind = b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + kind + body)
+    yield server, writer
+    writer.close()
+    server.stop()
+    await task
+
+
+async def until(there: Callable[[], Any]) -> None:
+    async with asyncio.timeout(10):
+        while not there():
+            await asyncio.sleep(0.01)
+
+
+def test_a_client_that_sends_more_than_a_request_is_missed_all_the_same() -> None:
+    async def run() -> None:
+        fake = Fake()
+        async with served(site(fake)) as (_, writer):
+            await until(lambda: fake.calls)
+            writer.write(b"GET / HTTP/1.1\r\n")
+            await asyncio.sleep(0.05)  # or both come at once
+            writer.close()
+            await until(lambda: fake.cancelled)
+            assert fake.cancelled == ["the client is gone"]
+
+    asyncio.run(run())
+
+
+def test_a_reader_that_does_not_take_a_whole_answer_is_cut() -> None:
+    """Or what it left would stay for ever, and nothing bounds how many do so."""
+
+    def script(call: Call) -> None:
+        call.max_unread = 2**30
+        says("x" * 2**24)(call)
+
+    async def run() -> None:
+        s = site(Fake(script), stall=0.2)
+        async with served(s) as (server, _):
+            await until(lambda: s.door.admission.count)
+            await until(lambda: not s.door.admission.count)
+            await until(lambda: not server.server_state.connections)
+
+    asyncio.run(run())
+
+
 def test_readiness_names_the_missing_leg() -> None:
     async def run() -> None:
         fake = Fake()
@@ -543,7 +632,7 @@ def test_log_probabilities_are_aligned_from_the_first_token() -> None:
         assert said["tokens"] == ["bytes:\\xc3", "bytes:\\xa9"]
         assert said["token_logprobs"] == [-0.5, -0.25]
         assert said["top_logprobs"][0] == {"bytes:\\xc3": -0.5, "A": -2.0}
-        assert said["text_offset"][0] == 0
+        assert said["text_offset"] == [0, 0]  # of the text, where a half is no character yet
         options = {"logprobs": True, "top_logprobs": 2}
         chat = json.loads((await s.ask("/v1/chat/completions", {**CHAT, **options})).body)
         content = chat["choices"][0]["logprobs"]["content"]
@@ -605,6 +694,13 @@ def pieces(text: str) -> Iterator[list[str]]:
         (OBJECT, ' {"other": 1}', ' {"other": 1}', []),
         (OBJECT, "an answer {", "an answer {", []),
         (OBJECT, '{"name": 5}', '{"name": 5}', []),
+        (OBJECT, r'{"name": "f\ud800"}', r'{"name": "f\ud800"}', []),
+        (
+            OBJECT,
+            '{"name": "f", "parameters": {"a": NaN}}',
+            '{"name": "f", "parameters": {"a": NaN}}',
+            [],
+        ),
     ],
 )
 def test_calls_are_found_however_the_text_comes(
