@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tools.inspect.records import BLOCK
 from tools.inspect.run import Run
 from zpd.errors import UserError
 from zpd.events import LOG_VERSION
@@ -103,6 +104,18 @@ def test_a_compressed_file_that_was_cut_is_read_as_far_as_it_goes(tmp_path: Path
     assert 40_000 < len([*run.merged()]) <= 50_000
     (said,) = run.said()
     assert said.startswith("c.jsonl.gz: 1 torn lines (line ")
+
+
+def test_a_hole_of_nulls_ends_no_file(tmp_path: Path) -> None:
+    """What a machine that lost its power may leave behind; here it ends with a block."""
+    write(tmp_path / "c.jsonl", started("c", "coordinator", 1.0, "x"))
+    with (tmp_path / "c.jsonl").open("ab") as file:
+        file.write(b"\0" * (BLOCK - file.tell()) + b"\n")
+    with (tmp_path / "c.jsonl").open("ab") as file:
+        file.write(record("node_ready", "c", 2.0).encode() + b"\n")
+    run = Run(tmp_path)
+    assert [r.event for r in run.merged()] == ["node_started", "node_ready"]
+    assert run.said() == ["c.jsonl: 1 torn lines (line 2)"]
 
 
 def test_a_node_without_a_log_and_torn_lines_are_said(tmp_path: Path) -> None:

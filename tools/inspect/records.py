@@ -19,7 +19,7 @@ import msgspec
 
 BLOCK = 1 << 20  # bytes read at once
 EDGE = 1 << 16  # bytes looked at for a file's first or last line
-CUT = b"\0"  # read where a file cannot be read on; no log has it
+CUT = b"\0"  # in place of what cannot be read; no record has it
 LONGEST = 1 << 24  # bytes; a longer line is torn
 SHOWN = 5  # torn lines that are named
 
@@ -145,7 +145,14 @@ def texts(path: Path) -> Iterator[tuple[int, bytes]]:
     file is cut or damaged, that one is torn."""
     number, rest = 1, b""
     with _opened(path) as file:
-        while chunk := _read(file):
+        while True:
+            try:
+                chunk = file.read1(BLOCK)  # read() would lose what comes before an error
+            except (EOFError, zlib.error, gzip.BadGzipFile):
+                rest += CUT
+                break
+            if not chunk:
+                break
             data = rest + chunk
             cut = data.rfind(b"\n") + 1
             if not cut and len(data) > LONGEST:
@@ -154,8 +161,6 @@ def texts(path: Path) -> Iterator[tuple[int, bytes]]:
                 yield number, data[:cut]
                 number += data.count(b"\n", 0, cut)
             rest = data[cut:]
-            if chunk.endswith(CUT):
-                break
     if rest:
         yield number, rest
 
@@ -250,10 +255,3 @@ def _spots(text: bytes, needles: Sequence[bytes]) -> Iterator[int]:
 
 def _opened(path: Path) -> BufferedReader:
     return cast(BufferedReader, gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
-
-
-def _read(file: BufferedReader) -> bytes:
-    try:
-        return file.read1(BLOCK)  # read() would lose what comes before an error
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        return CUT
