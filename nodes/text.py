@@ -159,10 +159,16 @@ def check_messages(messages: Any) -> None:
         raise UserError("messages: must be a list of at least one message")
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping):
-            raise UserError(f"messages[{i}] = {message!r}: must be an object")
+            raise UserError(f"messages[{i}]: must be an object, not {_kind(message)}")
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
-                raise UserError(f"messages[{i}].{key} = {message.get(key)!r}: must be text")
+                said = _kind(message.get(key))
+                raise UserError(f"messages[{i}].{key}: must be text, not {said}")
+
+
+def _kind(value: Any) -> str:
+    """For a refusal, which is logged: no part of a prompt."""
+    return type(value).__name__
 
 
 def _check_unicode(text: str) -> None:

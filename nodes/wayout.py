@@ -124,9 +124,9 @@ class WayOut:
             ids = ids[:kept]
             blobs = tuple(Blob.of(blob.numpy()[:kept]) for blob in blobs)
         client.n_tokens += len(ids)
-        self.context.send(client.peer, Delta(uid, delta, ids), blobs)
-        if client.first is None:
+        if client.first is None:  # before the client can have it
             client.first = self.context.now()
+        self.context.send(client.peer, Delta(uid, delta, ids), blobs)
         self.context.event("text_sent", uid=uid, n_tokens=client.n_tokens)
         if client.stopped and client.ended is not None:
             # its last token came while this text was made, but the stop string came first

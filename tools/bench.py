@@ -7,6 +7,7 @@ import argparse
 from tools import (
     bench_inspect,
     bench_link,
+    bench_log,
     bench_numerics,
     bench_prefetch,
     bench_serve,
@@ -25,6 +26,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     bench_window.add_parser(what)
     bench_serve.add_parser(what)
     bench_inspect.add_parser(what)
+    bench_log.add_parser(what)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ import pytest
 from tests.process.asking import Heard, ask_all, of_ids
 from tests.process.harness import PATIENT, send, started, wait_until, write_config, zpd
 from tests.process.users import User
+from tools.inspect.run import Run
 from tools.launch import Running
 from zpd import gates
 
@@ -74,6 +75,21 @@ def test_named_spans_cover_every_request_as_its_client_measures_it(loaded: Loade
         first = sum(spans.get(name, 0.0) for name in BEFORE)
         assert 0.95 * heard.ttft <= first <= heard.ttft
         assert 0.95 * heard.e2e <= sum(spans.values()) <= heard.e2e
+
+
+def test_a_requests_spans_sum_to_its_times_and_its_client_measures_no_less(loaded: Loaded) -> None:
+    """What a client measures more is its own leg: its question's way to the coordinator, and the
+    answer's way back."""
+    heard = {tuple(h.answer.spans.items()): h for h in loaded.heard}
+    done = [r for r in Run(loaded.run_dir).merged() if r.event == "request_done"]
+    assert len(heard) == len(done) == COUNT
+    for r in done:
+        assert r.spans is not None and r.ttft is not None
+        first = sum(r.spans.get(name, 0.0) for name in BEFORE)
+        assert first == pytest.approx(r.ttft, rel=0, abs=1e-9)
+        assert sum(r.spans.values()) == pytest.approx(r.e2e, rel=0, abs=1e-9)
+        client = heard[tuple(r.spans.items())]
+        assert client.ttft is not None and client.ttft >= r.ttft and client.e2e >= r.e2e
 
 
 def test_requests(loaded: Loaded) -> None:

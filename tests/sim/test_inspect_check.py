@@ -21,6 +21,7 @@ from tools.inspect.run import Run
 from tools.inspect.window import found
 from zpd.events import LOG_VERSION
 from zpd.log import ROOM
+from zpd.log import Log as NodeLog
 
 Lines = list[dict[str, Any]]
 C, S, D = "coordinator", "prefill-0", "decode"
@@ -294,6 +295,10 @@ CORRUPTIONS: list[tuple[str, Callable[[Log], int]]] = [
 ]  # fmt: skip
 
 
+def test_there_are_corruptions_enough() -> None:
+    assert len({corrupt.__name__ for _, corrupt in CORRUPTIONS}) == len(CORRUPTIONS) >= 20
+
+
 @pytest.mark.parametrize(("node", "corrupt"), CORRUPTIONS, ids=lambda x: getattr(x, "__name__", x))
 def test_a_corrupted_log_fails_and_the_line_is_named(
     good: Path, tmp_path: Path, node: str, corrupt: Callable[[Log], int]
@@ -310,6 +315,27 @@ def test_a_corrupted_log_fails_and_the_line_is_named(
         first = verdict.problems[0]
         assert (first.node, first.line) == (node, blame), (seed, verdict.problems)
         assert json.loads(first.text) == log.lines[blame - 1]
+
+
+def test_a_front_doors_log_is_read_along(good: Path, tmp_path: Path) -> None:
+    for file in good.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    doors = NodeLog(tmp_path / "door.jsonl", "door", 1)
+    doors.event(
+        "node_started", role="http", pid=1, address="", topology="sim", file="", fingerprint="",
+        log_version=LOG_VERSION, log_level="info", clock="sim",
+    )  # fmt: skip
+    doors.event("http_listening", url="http://127.0.0.1:1")
+    doors.event("reader_slow", id="a", uid="1-1", unread=9)
+    doors.event("call_cancelled", id="a", label="my own", why="its client is gone")
+    doors.close()
+    verdict = judged(tmp_path)
+    assert verdict.right and verdict.notes == ["door: role http: no rules"]
+    log = Log(tmp_path, C, 0)
+    blame = double_reply(log)
+    log.write()
+    (first, *_) = judged(tmp_path).problems
+    assert (first.node, first.line) == (C, blame)
 
 
 def test_a_log_of_another_version_is_not_held_against_these_rules(

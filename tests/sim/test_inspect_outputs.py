@@ -15,6 +15,9 @@ import pytest
 
 from tests.sim.logs import busy_world, write_logs
 from tools.cli import main
+from tools.inspect.bundle import redact
+from tools.inspect.check import check
+from tools.inspect.run import Run
 
 SECRET = "<b>my secret & label</b>"
 REQUIRED = {  # Chrome's trace event format: what each phase must have
@@ -70,9 +73,31 @@ def test_arrows_and_asynchronous_slices_have_both_ends(logs: Path, tmp_path: Pat
         begun = Counter(e["id"] for e in events if e["ph"] == first)
         ended = Counter(e["id"] for e in events if e["ph"] == last)
         assert begun == ended and set(begun.values()) == {1}
+    times = {(e["ph"], e["id"]): e["ts"] for e in events if e["ph"] in "besf"}
+    for (phase, name), ts in times.items():
+        if phase in "bs":
+            assert ts <= times[{"b": "e", "s": "f"}[phase], name]
     slices = {(e["pid"], e["tid"], e["ts"]) for e in events if e["ph"] == "X"}
     arrows = [e for e in events if e["ph"] in "sf"]
     assert arrows and all((e["pid"], e["tid"], e["ts"]) in slices for e in arrows)
+
+
+def test_slices_of_a_track_nest(logs: Path, tmp_path: Path) -> None:
+    """A viewer drops one that begins within another and ends behind it."""
+    file = tmp_path / "t.json"
+    inspect(logs, "trace", "-o", file)
+    tracks: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for e in json.loads(file.read_text())["traceEvents"]:
+        if e["ph"] == "X":
+            tracks.setdefault((e["pid"], e["tid"]), []).append((e["ts"], -e["dur"]))
+    assert tracks
+    for slices in tracks.values():
+        ends: list[float] = []
+        for start, dur in sorted(slices):
+            while ends and ends[-1] <= start + 0.01:
+                ends.pop()
+            assert not ends or start - dur <= ends[-1] + 0.01
+            ends.append(start - dur)
 
 
 class Page(HTMLParser):
@@ -131,6 +156,52 @@ def test_a_bundles_logs_can_be_inspected(logs: Path, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "b.tar.gz") as tar:
         tar.extractall(tmp_path, filter="data")
     assert inspect(tmp_path / "logs", "check") == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "kept"),
+    [
+        ("error", "KeyError: 'my secret'\nof mine", "KeyError: [text left out]"),
+        (
+            "why",
+            "guide: ValueError: my secret",
+            "guide: ValueError: [text left out]",
+        ),
+        ("skip", "stage-0: TypeError: my secret", "stage-0: TypeError: [text left out]"),
+        ("detail", "stage-0: RuntimeError: my secret", "stage-0: RuntimeError: [text left out]"),
+        ("reason", "no heartbeat for 2 s", "no heartbeat for 2 s"),
+        ("error", 0.001, 0.001),
+    ],
+)
+def test_what_an_error_says_stays_out_of_a_bundle(field: str, text: object, kept: object) -> None:
+    assert redact({"event": "x", field: text}, b"") == {"event": "x", field: kept}
+
+
+def test_a_torn_line_is_one_in_a_bundle_too(logs: Path, tmp_path: Path) -> None:
+    torn = tmp_path / "torn"
+    torn.mkdir()
+    for file in logs.glob("*.jsonl"):
+        (torn / file.name).write_bytes(file.read_bytes())
+    lines = (torn / "coordinator.jsonl").read_bytes().splitlines(keepends=True)
+    lines[9:12] = [lines[9][:20] + b"\r\n"]
+    (torn / "coordinator.jsonl").write_bytes(b"".join(lines) + b'{"time":"20')
+    assert inspect(torn, "bundle", "-o", tmp_path / "b.tar.gz") == 0
+    with tarfile.open(tmp_path / "b.tar.gz") as tar:
+        tar.extractall(tmp_path, filter="data")
+    whole, held = Run(torn), Run(tmp_path / "logs")
+    assert check(whole).right and check(held).right
+    said = f"coordinator.jsonl: 2 torn lines (line 10, {len(lines) + 1})"
+    assert whole.said() == held.said() == [said]
+    assert held.ends() == whole.ends()
+
+
+def test_a_run_next_to_one_that_misses_something(
+    logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "coordinator.jsonl").write_bytes((logs / "coordinator.jsonl").read_bytes()[:-9])
+    assert inspect(logs, "diff", tmp_path, "--json") == 0
+    (note,) = json.loads(capsys.readouterr().out)["notes"]
+    assert note.startswith(f"{tmp_path}: coordinator.jsonl: 1 torn lines")
 
 
 def test_a_run_next_to_itself(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -181,8 +181,9 @@ def test_chat_is_the_template_then_the_tokenizer(text: Text) -> None:
     ],
 )
 def test_messages_that_are_none_are_named(messages: object, named: str) -> None:
-    with pytest.raises(UserError, match=named):
+    with pytest.raises(UserError, match=named) as error:
         check_messages(messages)
+    assert "hello" not in str(error.value), "a refusal is logged, and no prompt is"
 
 
 @pytest.mark.parametrize("model", ["tiny", "toy"])

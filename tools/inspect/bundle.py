@@ -1,13 +1,12 @@
 """``bundle -o FILE.tar.gz``: what a bug report needs: logs, the topology file, stderr, versions.
 
 Texts are left out unless asked for: what a client called a request, what actors of one's own said,
-what a refusal quotes, and of stderr all but where an error came from. A label becomes a word that
-is the same throughout one bundle.
+what a refusal quotes, what an error says besides its kind, and of stderr all but where it came
+from. A label becomes a word that is the same throughout one bundle.
 """
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import importlib.metadata
 import io
@@ -16,7 +15,6 @@ import os
 import platform
 import re
 import secrets
-import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -26,13 +24,15 @@ from typing import IO, Any, cast
 import msgspec
 
 from tools.inspect import check
-from tools.inspect.records import named, texts
+from tools.inspect.records import lines_of, named, texts
 from tools.inspect.run import PLACES, Run
 from zpd.errors import UserError
 
 LEFT_OUT = "[text left out]"
 PACKAGES = ("zpd-serve", "pyzmq", "msgpack", "numpy", "torch", "tokenizers", "structlog", "msgspec")
 QUOTING = ("bad_request",)  # outcomes whose detail may quote what was asked
+WHYS = ("error", "why", "skip", "detail", "reason")  # fields that may say what was raised
+RAISED = re.compile(r"(.*?\w(?:Error|Bug|Exception): ).*", re.DOTALL)
 SAFE = re.compile(r'\s*File ".*|Traceback .*|(?P<error>[\w.]+(?:Error|Bug|Exception))(?::.*)?')
 CONFIG_LIMIT = 1 << 20  # bytes
 
@@ -96,17 +96,16 @@ def _configs(paths: list[Path]) -> Iterator[Path]:
 
 def _log(path: Path, salt: bytes, with_texts: bool) -> IO[bytes]:
     out = cast(IO[bytes], tempfile.TemporaryFile())  # noqa: SIM115
-    if with_texts:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            shutil.copyfileobj(cast(IO[bytes], file), out)
-        return out
     for _, text in texts(path):
-        for line in text.splitlines():
+        if with_texts:
+            out.write(text)
+            continue
+        for line in lines_of(text):
             try:
                 record = msgspec.json.decode(line)
                 assert isinstance(record, dict)
             except (msgspec.DecodeError, UnicodeDecodeError, AssertionError):
-                out.write(b'{"event":"torn"}\n')
+                out.write(b"torn\n")
                 continue
             out.write(msgspec.json.encode(redact(record, salt)) + b"\n")
     return out
@@ -120,6 +119,9 @@ def redact(record: dict[str, Any], salt: bytes) -> dict[str, Any]:
         record["said"] = LEFT_OUT
     if record.get("outcome") in QUOTING and record.get("detail"):
         record["detail"] = LEFT_OUT
+    for key in WHYS:
+        if isinstance(record.get(key), str):
+            record[key] = RAISED.sub(rf"\1{LEFT_OUT}", record[key])
     return record
 
 

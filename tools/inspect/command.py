@@ -134,5 +134,7 @@ def _bundle(logs: Run, args: argparse.Namespace) -> tuple[Iterator[str], Any, in
 
 
 def _diff(logs: Run, args: argparse.Namespace) -> tuple[Iterator[str], Any, int]:
-    found = summary.diff(_debug(logs), Run(args.other))
+    other = Run(args.other)
+    found = summary.diff(_debug(logs), _debug(other))
+    logs.notes += [f"{args.other}: {note}" for note in other.said()]
     return summary.lines(found), {"figures": found}, 0

@@ -6,16 +6,20 @@ lost is counted. Fields that no command looks at are skipped by the decoder.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
 import msgspec
 
 BLOCK = 1 << 20  # bytes read at once
 EDGE = 1 << 16  # bytes looked at for a file's first or last line
+CUT = b"\0"  # in place of what cannot be read; no record has it
 LONGEST = 1 << 24  # bytes; a longer line is torn
 SHOWN = 5  # torn lines that are named
 
@@ -100,12 +104,16 @@ _decoder = msgspec.json.Decoder(Record)
 
 @dataclass
 class Torn:
-    """Lines of one file that are no records."""
+    """Lines of one file that are no records; each counts once, however often it is read."""
 
     count: int = 0
     lines: list[int] = field(default_factory=list)
+    until: int = 0
 
     def add(self, line: int) -> None:
+        if line <= self.until:
+            return
+        self.until = line
         self.count += 1
         if len(self.lines) < SHOWN:
             self.lines.append(line)
@@ -133,10 +141,18 @@ def line_of(path: Path, number: int) -> str:
 
 
 def texts(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(number of its first line, text): whole lines, but for the file's last."""
+    """(number of its first line, text): whole lines, but for the file's last. Where a compressed
+    file is cut or damaged, that one is torn."""
     number, rest = 1, b""
     with _opened(path) as file:
-        while chunk := file.read(BLOCK):
+        while True:
+            try:
+                chunk = file.read1(BLOCK)  # read() would lose what comes before an error
+            except (EOFError, zlib.error, gzip.BadGzipFile):
+                rest += CUT
+                break
+            if not chunk:
+                break
             data = rest + chunk
             cut = data.rfind(b"\n") + 1
             if not cut and len(data) > LONGEST:
@@ -162,7 +178,7 @@ def blocks(path: Path, torn: Torn) -> Iterator[Block]:
             continue
         block = Block(path, text, first, [], [], [])
         found, numbers, lost = [], [], []
-        for number, line in enumerate(text.splitlines(), first):
+        for number, line in enumerate(lines_of(text), first):
             try:
                 found.append(_decoder.decode(line))
                 numbers.append(number)
@@ -173,14 +189,18 @@ def blocks(path: Path, torn: Torn) -> Iterator[Block]:
         yield block
 
 
-def edges(path: Path) -> Iterator[bytes]:
-    """The file's first and last whole line."""
-    first = last = b""
+def lines_of(text: bytes) -> list[bytes]:
+    return text.removesuffix(b"\n").split(b"\n")  # splitlines() would split a torn one at \r
+
+
+def edges(path: Path) -> Iterator[Record]:
+    """The file's first and last record."""
+    first = last = None
     for _, text in _sparse(path):
-        lines = text.splitlines()
-        first = first or lines[0]
-        last = lines[-1]
-    yield from (first, last)
+        lines = lines_of(text)
+        first = first or next(_decoded(lines), None)
+        last = next(_decoded(reversed(lines)), last)
+    yield from (r for r in (first, last) if r is not None)
 
 
 def _sparse(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -200,12 +220,11 @@ def _sparse(path: Path) -> Iterator[tuple[int, bytes]]:
                 yield at, whole
 
 
-def decoded(text: bytes) -> Iterator[Record]:
-    """The record of one line, if it is one."""
-    try:
-        yield _decoder.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return
+def _decoded(lines: Iterable[bytes]) -> Iterator[Record]:
+    """Of those that are records."""
+    for line in lines:
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+            yield _decoder.decode(line)
 
 
 def named(path: Path, *events: str) -> Iterator[Record]:
@@ -234,5 +253,5 @@ def _spots(text: bytes, needles: Sequence[bytes]) -> Iterator[int]:
             at = text.find(needle, at + 1)
 
 
-def _opened(path: Path) -> IO[bytes]:
-    return cast(IO[bytes], gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
+def _opened(path: Path) -> BufferedReader:
+    return cast(BufferedReader, gzip.open(path)) if path.suffix == ".gz" else path.open("rb")

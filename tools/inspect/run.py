@@ -16,10 +16,10 @@ from datetime import datetime
 from operator import attrgetter
 from pathlib import Path
 
-from tools.inspect.records import Block, Record, Torn, blocks, decoded, edges, named
+from tools.inspect.records import Block, Record, Torn, blocks, edges, named
 from zpd.errors import UserError
 from zpd.events import LOG_VERSION
-from zpd.rundir import read_nodes
+from zpd.rundir import NODES, read_nodes
 
 LOG = re.compile(r"(?P<node>.+)\.jsonl(?:\.(?P<part>[0-9]+))?(?:\.gz)?")
 OLDEST = 1  # the version of a log that says none
@@ -52,9 +52,8 @@ class Source:
     def ends(self) -> Iterator[float]:
         """When its first and its last record were written."""
         for path in self.paths:
-            for text in edges(path):
-                for record in decoded(text):
-                    yield record.mono + self.shift(record.mono)
+            for record in edges(path):
+                yield record.mono + self.shift(record.mono)
 
     def records(self, events: Collection[str] | None = None) -> Iterator[Record]:
         fixed = self.shifts[0][1] if len(self.shifts) == 1 else None
@@ -77,7 +76,8 @@ class Run:
         offsets: dict[tuple[str, str], list[Record]] = {}
         for source in self.sources.values():
             _learn(source, offsets)
-        known = {n.name: n.role for d in directories for n in read_nodes(d)}
+        files = [f for d in directories for f in d.rglob(NODES)]
+        known = {n.name: n.role for f in files for n in read_nodes(f.parent)}
         for name, role in known.items():
             if name not in self.sources:
                 self.notes.append(f"no log of {name} ({role}): what it did is not shown")

@@ -26,9 +26,13 @@ class Others:
 def foreign(pids: Iterable[int]) -> float:
     """Seconds of all cores, without ours."""
     user, nice, system, _, _, irq, soft, steal = _numbers(Path("/proc/stat"), "cpu ", 0, 8)
+    return (user + nice + system + irq + soft + steal) / HERTZ - spent(pids)
+
+
+def spent(pids: Iterable[int]) -> float:
+    """Seconds that our processes computed so far."""
     # After the name, which may hold anything.
-    ours = sum(sum(_numbers(Path(f"/proc/{pid}/stat"), ") ", 11, 13)) for pid in pids)
-    return (user + nice + system + irq + soft + steal - ours) / HERTZ
+    return sum(sum(_numbers(Path(f"/proc/{pid}/stat"), ") ", 11, 13)) for pid in pids) / HERTZ
 
 
 def _numbers(path: Path, behind: str, start: int, stop: int) -> list[int]:
