@@ -21,6 +21,7 @@ from nodes.text import Text
 from nodes.wayout import BY_CLIENT, WayOut, logprobs
 from zpd.actor import Actor, Context, Progress
 from zpd.attempt import Live, Request
+from zpd.blobs import Blob
 from zpd.decisions import Action, Finished, Grew, Refusal, Routed, Send
 from zpd.errors import Outcome, RemoteError, UserError
 from zpd.facts import limits, plan_differs
@@ -50,7 +51,6 @@ from zpd.routing import COST
 from zpd.scheduler import Scheduler
 from zpd.topology import Node, Topology
 from zpd.window import OutOfOrder
-from zpd.wire import Blob
 
 TICK = "tick"
 NEVER = Attempt(0, 0)  # of a request that needs none

@@ -22,6 +22,7 @@ from nodes.lanes import Answer, Lanes
 from nodes.sampling import Sampler
 from nodes.segments import Files, Segments, SharedMemory
 from zpd.actor import Actor, Context, Progress
+from zpd.blobs import Blob
 from zpd.errors import Outcome, RemoteError
 from zpd.ids import NO_TERM, Attempt
 from zpd.lanecache import OFF, LaneCache
@@ -46,7 +47,6 @@ from zpd.rulings import Action, Drain, Granted, KeepLane, LaneGranted, StartImpo
 from zpd.rulings import Ended as OwnerEnded
 from zpd.slots import Writer
 from zpd.topology import Node, Topology
-from zpd.wire import Blob
 
 
 class DecodeNode(Actor):

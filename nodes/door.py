@@ -11,10 +11,10 @@ import math
 from nodes.guide import MAX_BYTES as MAX_GUIDE_BYTES
 from nodes.guide import Guides
 from nodes.text import Text
+from zpd.blobs import Blob
 from zpd.errors import UserError
 from zpd.messages import Ask
 from zpd.requests import MAX_PRIORITY
-from zpd.wire import Blob
 
 MAX_PROMPT_BYTES = 8 * 2**20  # of text; a slot's tokens are far fewer
 MAX_STOPS = 16

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from nodes.facts import TOY_HIDDEN
 from nodes.models.directory import resolve
 from nodes.models.spec import ModelSpec, read_spec
+from zpd.blobs import MAX_BYTES
 from zpd.errors import ConfigError
 from zpd.layers import TOY
 from zpd.topology import Node, Topology
-from zpd.wire import MAX_BYTES
 
 ITEM_SIZE = {"float32": 4, "bfloat16": 2}
 TOY_ITEM = 8  # uint64, whatever the dtype says

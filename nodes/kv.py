@@ -15,8 +15,8 @@ import numpy as np
 
 from nodes.segments import Memory, PrivateMemory, SlotMemory
 from zpd.actor import Progress
+from zpd.blobs import DTYPES, Blob
 from zpd.errors import RemoteError
-from zpd.wire import DTYPES, Blob
 
 Array = np.ndarray[Any, Any]
 

@@ -17,9 +17,9 @@ from nodes.engine.base import Forwarded
 from nodes.kv import KvForm
 from nodes.segments import Segments
 from zpd.actor import Context, Progress
+from zpd.blobs import Blob
 from zpd.messages import Kv
 from zpd.topology import Node, Topology
-from zpd.wire import Blob
 
 Failed = Callable[[str], None]
 

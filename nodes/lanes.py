@@ -13,6 +13,7 @@ from typing import Any
 from nodes.engine.base import DecodeEngine
 from nodes.sampling import Sampler
 from zpd.actor import Context, Progress
+from zpd.blobs import Blob
 from zpd.errors import Outcome
 from zpd.ids import Attempt
 from zpd.lanecache import LaneCache
@@ -20,7 +21,6 @@ from zpd.messages import Ended, Reserve, ReserveLane, Token
 from zpd.owner import Owner
 from zpd.rulings import Action, KeepLane, StartImport
 from zpd.topology import Topology
-from zpd.wire import Blob
 
 
 @dataclass

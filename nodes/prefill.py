@@ -22,12 +22,12 @@ from nodes.kvlink import KvLink
 from nodes.segments import Files, Segments
 from nodes.stagework import NOTHING, Results, Taken, compute
 from zpd.actor import Actor, Context
+from zpd.blobs import Blob
 from zpd.errors import RemoteError
 from zpd.ids import Use
 from zpd.messages import Close, End, Kv, LinkState, Message, Open, Opened, Prefill, Reply, Skip
 from zpd.ring import CANCELLED, StageRing
 from zpd.topology import Node, Topology
-from zpd.wire import Blob
 
 RingMessage = Open | Prefill | Close
 Queued = tuple[RingMessage, tuple[Blob, ...], float]  # the last one: since when

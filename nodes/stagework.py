@@ -10,8 +10,8 @@ import numpy as np
 
 from nodes.engine.base import Forwarded, PrefillEngine
 from zpd.actor import Progress
+from zpd.blobs import Blob
 from zpd.messages import Prefill
-from zpd.wire import Blob
 
 # an op, or one like it, and what came of it; or why nothing did
 Results = list[tuple[Prefill, Forwarded]] | Exception

@@ -14,10 +14,10 @@ from typing import Any
 from nodes.detokenise import Detokeniser
 from zpd.actor import Context
 from zpd.attempt import Live
+from zpd.blobs import Blob
 from zpd.decisions import Finished, Grew
 from zpd.errors import Outcome, RemoteError
 from zpd.messages import Delta, Done, Token
-from zpd.wire import Blob
 
 BY_CLIENT = "cancelled by the client"
 PROBLEMS = 20  # that a status remembers

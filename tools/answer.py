@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tools.interrupts import Interrupts
+from zpd.blobs import Blob
 from zpd.errors import Outcome, RemoteError
 from zpd.messages import Accepted, Cancel, Delta, Done, Message
-from zpd.wire import Blob
 
 TICK = 0.1  # seconds between two looks at the interrupts while nothing arrives
 CANCEL_BUDGET = 3.0  # seconds that a cancelled request's terminal answer is waited for

@@ -25,6 +25,7 @@ from tools.rows import Board
 from tools.screen import Screen
 from tools.watch import Watch
 from zpd import prefetch
+from zpd.blobs import Blob
 from zpd.client import Client
 from zpd.config import load
 from zpd.errors import OUTCOMES, Outcome, RemoteError, UserError
@@ -32,7 +33,6 @@ from zpd.messages import Ask
 from zpd.requests import Bias, Sampling
 from zpd.rundir import run_dir
 from zpd.topology import Topology
-from zpd.wire import Blob
 
 MAX_TOKENS = 256
 MAX_AT_ONCE = 4096

@@ -20,10 +20,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from tools.answer import Answer, Link, take
 from tools.interrupts import Interrupts
+from zpd.blobs import Blob
 from zpd.errors import Outcome, RemoteError, UserError
 from zpd.messages import Accepted, Ask, Cancel
 from zpd.schema import MAX_INT
-from zpd.wire import Blob
 
 TICK = 0.1  # seconds between two looks at the interrupts while nothing arrives
 AT_ONCE = 16  # prompts that are asked before the first is answered, unless told otherwise

@@ -15,10 +15,10 @@ from nodes.segments import Files, SharedMemory
 from tools.bench_link_load import END, FAR, FORM, IDS, NEAR, SHAPE, USE, Bulk, op, reply
 from tools.bench_link_rounds import Round, Timed
 from zpd.actor import Actor, Progress
+from zpd.blobs import Blob
 from zpd.errors import RemoteError, ZpdBug
 from zpd.messages import End, Kv, Message, Note, Prefill, Reply
 from zpd.window import Window
-from zpd.wire import Blob
 
 UNBOUND = 2**40  # bytes of a window that is bounded by its depth
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from nodes.kv import KvForm, KvShape
+from zpd.blobs import Blob
 from zpd.ids import Attempt, Ring, Term, Use
 from zpd.messages import End, Kv, Message, Prefill, Reply
-from zpd.wire import Blob, Envelope, encode
+from zpd.wire import Envelope, encode
 
 MIB = 2**20
 CHUNK = 128  # tokens in an op

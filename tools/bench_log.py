@@ -19,11 +19,11 @@ from tools.inspect.slots import distribution
 from tools.interrupts import Interrupts
 from tools.warm.engine import Warm, running
 from tools.warm.others import Others, spent
+from zpd.blobs import Blob
 from zpd.errors import RemoteError, UserError
 from zpd.layers import TOY
 from zpd.messages import Ask, Done
 from zpd.requests import Sampling
-from zpd.wire import Blob
 
 COUNT, AT_ONCE, TOKENS = 40, 8, 16
 PROMPT = Blob.text(json.dumps([*range(64)]))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from zpd.blobs import Blob
 from zpd.messages import Message
 from zpd.sockets import Dial, Hangup, Outgoing
-from zpd.wire import Blob
 
 
 class Deliver(NamedTuple):

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
+from zpd.blobs import Blob
 from zpd.messages import Message
 from zpd.topology import Node, Topology
-from zpd.wire import Blob
 
 
 class Progress(Protocol):

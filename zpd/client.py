@@ -14,6 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 from zpd.actor import Actor, Context, Progress
+from zpd.blobs import Blob
 from zpd.errors import RemoteError, ZpdBug
 from zpd.messages import Heartbeat, Message
 from zpd.place import ANYONE, CLIENT, Place
@@ -21,7 +22,6 @@ from zpd.runtime import Runtime
 from zpd.sockets import Sockets
 from zpd.topology import Timeouts
 from zpd.transport import ZmqSockets
-from zpd.wire import Blob
 
 BATCH = 64  # messages for each poll
 LINGER = 1.0  # seconds for what was sent last, a cancel for example

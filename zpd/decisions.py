@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zpd.attempt import Live
+from zpd.blobs import Blob
 from zpd.errors import Outcome
 from zpd.ids import Attempt
 from zpd.messages import Message
 from zpd.routing import Choice
-from zpd.wire import Blob
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zpd.actions import Action, Deliver, InboundDown, LinkDown, LinkUp, Refusal
+from zpd.blobs import Blob
 from zpd.errors import RemoteError
 from zpd.greeting import differ, explain
 from zpd.inbound import Inbound, stranger
@@ -40,7 +41,7 @@ from zpd.place import Place
 from zpd.session import BULK, CONTROL, Order, Session, read_route, route_of
 from zpd.sockets import Dial, Outgoing, Part, SendBack
 from zpd.sums import OFF
-from zpd.wire import PROTOCOL, Blob, Envelope, decode, protocol_of
+from zpd.wire import PROTOCOL, Envelope, decode, protocol_of
 
 FROM_CLIENTS = (Ask, Cancel, StatusAsk, Note)  # besides HELLO and heartbeats
 _OPEN = State.OPEN

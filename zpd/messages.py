@@ -1,7 +1,7 @@
 """Pure. Room 4: every message that crosses the wire, as a frozen dataclass.
 
 A message is control data only; tensors and long texts travel beside it as *blobs* (see
-``zpd.wire.Blob``), named in each docstring. ``docs/wire.md`` is the authority on who sends what to
+``zpd.blobs.Blob``), named in each docstring. ``docs/wire.md`` is the authority on who sends what to
 whom; ``zpd.wire`` checks every field against the annotations here (an ``int`` is 0 .. 2**63-1).
 """
 

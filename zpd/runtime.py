@@ -27,6 +27,7 @@ from zpd.actions import (
     Refusal,
 )
 from zpd.actor import Actor, Context, Progress
+from zpd.blobs import Blob
 from zpd.errors import RemoteError, ZpdBug
 from zpd.facts import of_plan
 from zpd.gates import STILL
@@ -49,7 +50,6 @@ from zpd.sockets import (
     SocketEvent,
     Sockets,
 )
-from zpd.wire import Blob
 
 _OK = Sent.OK
 QUIET = 1.0  # seconds between two records of the same refusal

@@ -11,6 +11,7 @@ from math import ceil
 
 from zpd import packing, routing
 from zpd.attempt import Live, Phase, Request
+from zpd.blobs import Blob
 from zpd.decisions import Action, Finished, Grew, Refusal, Routed, Send
 from zpd.depth import AutoDepth
 from zpd.errors import Outcome, RemoteError
@@ -37,7 +38,6 @@ from zpd.ringcache import RingCache
 from zpd.routing import Choice, Router
 from zpd.topology import AUTO, Topology
 from zpd.window import OutOfOrder, Window
-from zpd.wire import Blob
 
 NOTHING: tuple[Block, ...] = ()
 OWNER_REASONS = {  # the owner's word -> what the client is told

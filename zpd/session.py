@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
+from zpd.blobs import Blob
 from zpd.messages import Heartbeat, Message
 from zpd.sockets import Outgoing, Part, SendBack, SendOn
 from zpd.sums import OFF
-from zpd.wire import Blob, Envelope, Seal, decode_in, head
+from zpd.wire import Envelope, Seal, decode_in, head
 
 CONTROL = "control"
 BULK = "bulk"

@@ -19,6 +19,7 @@ import zmq
 import zmq.backend
 from zmq.utils.monitor import recv_monitor_message
 
+from zpd.blobs import MAX_BYTES
 from zpd.errors import UserError
 from zpd.sockets import (
     Closed,
@@ -33,7 +34,7 @@ from zpd.sockets import (
     Sent,
     SocketEvent,
 )
-from zpd.wire import MAX_BYTES, MAX_PARTS
+from zpd.wire import MAX_PARTS
 
 BIG = 64 * 1024  # bytes from which a part is shared with libzmq, not copied
 HIGH_WATER = 4096  # messages in a queue, where the caller names no number

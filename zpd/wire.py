@@ -8,7 +8,6 @@ Two rules: what a peer sent is checked before anything is made of it, and whatev
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,29 +15,15 @@ from functools import partial
 from typing import Any, get_type_hints
 
 import msgpack  # type: ignore[import-untyped]
-import numpy as np
 
+from zpd.blobs import BLOBS, MAX_BYTES, Blob, Row, read_blobs, read_table, write_table
 from zpd.errors import RemoteError, UserError, ZpdBug
 from zpd.layout import Layout, Values, unpack_reals
-from zpd.messages import (
-    MESSAGES,
-    Ask,
-    Cancel,
-    Delta,
-    Kv,
-    Message,
-    Note,
-    Prefill,
-    Reserve,
-    ReserveLane,
-    Status,
-    Token,
-)
-from zpd.schema import BITS, MAX_ITEMS, SchemaError, codec, maker, shown
-from zpd.sums import OFF, SUMS
+from zpd.messages import MESSAGES, Ask, Cancel, Message
+from zpd.schema import BITS, MAX_ITEMS, SchemaError, codec, shown
+from zpd.sums import OFF
 
 Part = bytes | bytearray | memoryview
-Row = tuple[str, tuple[int, ...], int, Any]  # of a blob table: dtype, shape, bytes, checksum
 
 PROTOCOL = 3
 FAMILY = b"ZPD"
@@ -46,93 +31,13 @@ MAGIC = FAMILY + b"%d" % PROTOCOL
 
 MAX_PARTS = 16  # magic, header and blobs; no message has more than eight blobs
 MAX_HEADER = 64 * 2**10  # bytes; control data only, long texts and token lists are blobs
-# Bytes, of one part and of all parts together. One stage's KV of a 512-token chunk of a model with
-# 80 layers of 8 x 128 in bfloat16 is 160 MiB; ZeroMQ's own limit is for one part only.
-MAX_BYTES = 2**30
-MAX_DIMS = 8  # of a blob; KV has four
 
 REASONS = (
     "parts", "too_big", "magic", "protocol", "header", "envelope", "message", "field", "blob",
     "checksum",
 )  # fmt: skip
 
-DTYPES: dict[str, np.dtype[Any]] = {
-    "float32": np.dtype("<f4"),
-    "bfloat16": np.dtype("<u2"),  # numpy has none: its bits travel as uint16
-    "float16": np.dtype("<f2"),
-    "int32": np.dtype("<i4"),
-    "int64": np.dtype("<i8"),
-    "uint64": np.dtype("<u8"),
-    "uint8": np.dtype("u1"),
-}
-
-_ITEM = {name: dtype.itemsize for name, dtype in DTYPES.items()}  # bytes
-
-# The least and the most blobs of a message; a message that is not named here has none.
-BLOBS: dict[type, tuple[int, int]] = {
-    Reserve: (1, 2),
-    ReserveLane: (1, 2),
-    Token: (0, 2),
-    Prefill: (0, 1),
-    Kv: (0, 3),
-    Ask: (1, 2),
-    Delta: (0, 2),
-    Status: (1, 1),
-    Note: (0, 8),
-}
-
 TYPED = (Ask, Cancel)  # messages whose fields a person gave, on a command line say
-
-
-@dataclass(frozen=True)
-class Blob:
-    """A tensor or a text beside a message. ``data``: its bytes, C order, little-endian."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: memoryview
-
-    @property
-    def nbytes(self) -> int:
-        return self.data.nbytes
-
-    @classmethod
-    def of(cls, array: np.ndarray[Any, Any], dtype: str | None = None) -> Blob:
-        """Share a C-contiguous array's memory; bfloat16 is a uint16 array with ``dtype`` given.
-
-        Raises ZpdBug for another layout or dtype.
-        """
-        name = dtype or array.dtype.name
-        if name not in DTYPES or DTYPES[name] != array.dtype:
-            raise ZpdBug(f"a blob of {name} cannot be made of an array of {array.dtype}")
-        if not array.flags.c_contiguous:
-            raise ZpdBug(f"a blob needs a C-contiguous array, not strides {array.strides}")
-        return cls(name, array.shape, array.reshape(-1).view(np.uint8).data)
-
-    @classmethod
-    def text(cls, text: str) -> Blob:
-        """UTF-8, uint8 [bytes]. Raises UserError for a lone surrogate."""
-        try:
-            data = text.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(f"text is not Unicode: {error}") from None
-        return cls("uint8", (len(data),), memoryview(data))
-
-    def numpy(self) -> np.ndarray[Any, Any]:
-        """A view of the same memory; bfloat16 as uint16.
-
-        Read-only and perhaps unaligned where the bytes came from a peer.
-        """
-        return np.frombuffer(self.data, DTYPES[self.dtype]).reshape(self.shape)
-
-    def as_text(self) -> str:
-        """Raises RemoteError("blob") where this is not UTF-8 in uint8 [bytes]."""
-        if self.dtype != "uint8" or len(self.shape) != 1:
-            raise RemoteError("blob", f"a text is uint8 [bytes], not {self.dtype} {self.shape}")
-        try:
-            return str(self.data, "utf-8")
-        except UnicodeDecodeError as error:
-            raise RemoteError("blob", f"a text is not UTF-8: {error.reason}") from None
 
 
 @dataclass(frozen=True)
@@ -147,7 +52,6 @@ class Envelope:
     seq: int
 
 
-_blob = maker(Blob)
 _LAYOUTS = [Layout(cls, i) for i, cls in enumerate(MESSAGES)]
 _BY_CLASS = {layout.cls: layout for layout in _LAYOUTS}
 _ENVELOPE = {n: codec(kind, f"envelope.{n}") for n, kind in get_type_hints(Envelope).items()}
@@ -184,7 +88,6 @@ class Seal:
     def __init__(self, envelope: Envelope, *, checksum: str = OFF) -> None:
         """``envelope``: of any of its messages. Raises ZpdBug where one of its fields is wrong."""
         self._start = head(envelope)
-        self._sum = SUMS.get(checksum)
         self._checksum = checksum
         self._pack: Callable[[Any], bytes] = msgpack.Packer().pack
         # By class, the last rest and blob table, and what they were packed to.
@@ -198,7 +101,7 @@ class Seal:
         layout = _BY_CLASS.get(cls)
         if layout is None:
             raise ZpdBug(f"{cls.__name__} is not a message")
-        table = self._table(cls, blobs) if blobs or cls in BLOBS else ()
+        table = write_table(cls, blobs, self._checksum) if blobs or cls in BLOBS else ()
         try:
             numbers, rest, reals = layout.take(message)
             last = self._last.get(cls)
@@ -226,20 +129,6 @@ class Seal:
             raise ZpdBug(f"{cls.__name__}: more than {MAX_BYTES} bytes in all")
         return [MAGIC, header, *[b.data for b in blobs]]
 
-    def _table(self, cls: type, blobs: Sequence[Blob]) -> list[Any]:
-        if wrong := _miscount(cls, len(blobs)):
-            raise ZpdBug(wrong)
-        table = []
-        for i, blob in enumerate(blobs):
-            nbytes = blob.data.nbytes
-            if wrong := _fault(blob.dtype, blob.shape, nbytes):
-                raise ZpdBug(f"{cls.__name__} blob {i}: {wrong}")
-            if not blob.data.c_contiguous:
-                raise ZpdBug(f"{cls.__name__} blob {i}: not contiguous memory")
-            said = (self._checksum, self._sum(blob.data)) if self._sum else None
-            table.append((blob.dtype, blob.shape, nbytes, said))
-        return table
-
 
 def _wrong_with(cls: type) -> type[UserError] | type[ZpdBug]:
     return UserError if cls in TYPED else ZpdBug
@@ -264,7 +153,7 @@ def decode(frames: Sequence[Part], agreed: str = OFF) -> tuple[Envelope, Message
         rest, table, reals = _read_rest(layout, numbers, header, at)
     except _UNPACK_ERRORS as error:
         raise RemoteError("header", f"not as allowed: {shown(str(error))}") from None
-    blobs = _read_blobs(table, [memoryview(f) for f in frames[2:]], agreed)
+    blobs = read_blobs(table, [memoryview(f) for f in frames[2:]], agreed)
     return envelope, _made(layout, numbers, rest, reals), blobs
 
 
@@ -297,7 +186,7 @@ def decode_in(
             size += part.nbytes
         if size > MAX_BYTES:
             return None
-        blobs = _read_blobs(table, parts, agreed)
+        blobs = read_blobs(table, parts, agreed)
     return seq, _made(layout, numbers, rest, reals), blobs
 
 
@@ -337,7 +226,7 @@ def _read_rest(
         if type(plain) is not tuple or len(plain) != len(layout.rest) + 1:
             raise RemoteError("header", f"{shown(plain)} is not a list of {len(layout.rest) + 1}")
         try:
-            known = layout.unpack_rest(plain[:-1]), _read_table(layout.cls, plain[-1])
+            known = layout.unpack_rest(plain[:-1]), read_table(layout.cls, plain[-1])
         except SchemaError as error:
             raise RemoteError("field", str(error)) from None
         if layout.steady and len(packed) <= SHORT:
@@ -392,77 +281,3 @@ _unpack = partial(
 _UNPACK_ERRORS = (
     ValueError, TypeError, OverflowError, IndexError, struct.error, msgpack.UnpackException,
 )  # fmt: skip
-
-
-def _miscount(cls: type, count: int) -> str:
-    """What is wrong with the number of blobs; "" where nothing is."""
-    least, most = BLOBS.get(cls, (0, 0))
-    if least <= count <= most:
-        return ""
-    return f"{cls.__name__} with {count} blobs; {least} to {most} are allowed"
-
-
-def _read_table(cls: type, table: Any) -> tuple[Row, ...]:
-    """The blob table, checked but for what only the parts can tell."""
-    if type(table) is not tuple:
-        raise RemoteError("blob", f"{shown(table)} is not a blob table")
-    if wrong := _miscount(cls, len(table)):
-        raise RemoteError("blob", wrong)
-    for i, row in enumerate(table):
-        if type(row) is not tuple or len(row) != 4:
-            raise RemoteError("blob", f"blob {i}: {shown(row)} is not a list of 4")
-        dtype, shape, nbytes, _ = row
-        if type(nbytes) is not int:
-            raise RemoteError("blob", f"blob {i}: {shown(nbytes)} is not a number of bytes")
-        if wrong := _fault(dtype, shape, nbytes):
-            raise RemoteError("blob", f"blob {i}: {wrong}")
-    return table
-
-
-def _read_blobs(table: tuple[Row, ...], parts: list[memoryview], agreed: str) -> tuple[Blob, ...]:
-    if len(table) != len(parts):
-        raise RemoteError("blob", f"{len(parts)} parts for a blob table of {len(table)}")
-    blobs = []
-    for i, ((dtype, shape, nbytes, said), part) in enumerate(zip(table, parts, strict=True)):
-        if nbytes != part.nbytes:
-            raise RemoteError("blob", f"blob {i}: {part.nbytes} bytes came, not {nbytes}")
-        if agreed != OFF and (type(said) is not tuple or said[:1] != (agreed,)):
-            raise RemoteError("checksum", f"blob {i}: {agreed} was agreed on")
-        if said is not None and not _holds(said, part):
-            raise RemoteError("checksum", f"blob {i}: not the bytes that were sent")
-        blobs.append(_blob({"dtype": dtype, "shape": shape, "data": part}))
-    return tuple(blobs)
-
-
-def _holds(said: Any, part: memoryview) -> bool:
-    """Whether a checksum is one, and this part's."""
-    if type(said) is not tuple or len(said) != 2:
-        return False
-    name, value = said
-    return type(name) is str and name in SUMS and type(value) is int and value == SUMS[name](part)
-
-
-def _fault(dtype: Any, shape: Any, nbytes: int) -> str:
-    """What is wrong with a blob's description; "" where nothing is."""
-    if type(dtype) is str and type(shape) is tuple and len(shape) <= MAX_DIMS:
-        spans = _ITEM.get(dtype, 0)  # the short way, for what is plainly right
-        for d in shape:
-            if type(d) is not int or d < 1:
-                spans = 0
-                break
-            spans *= d
-        if 0 < spans == nbytes <= MAX_BYTES:
-            return ""
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        return f"dtype {shown(dtype)}; allowed are {', '.join(DTYPES)}"
-    if not isinstance(shape, tuple) or len(shape) > MAX_DIMS:
-        return f"shape {shown(shape)} is not a list of at most {MAX_DIMS}"
-    if not all(type(d) is int and 0 <= d <= MAX_BYTES for d in shape):
-        return f"a dimension is not an integer from 0 to {MAX_BYTES}"
-    item = DTYPES[dtype].itemsize
-    # numpy refuses a shape whose other dimensions overflow, even where one dimension is 0.
-    if item * math.prod(d or 1 for d in shape) > MAX_BYTES:
-        return f"shape {shape} spans more than {MAX_BYTES} bytes"
-    if item * math.prod(shape) != nbytes:
-        return f"{dtype} {shape} is not {nbytes} bytes"
-    return ""

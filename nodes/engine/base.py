@@ -3,7 +3,7 @@
 Both engines are used from the compute worker's thread only. Exceptions: ``DecodeEngine.begin``,
 ``land`` (after the key check) and ``slots.adopt`` belong to the decode node's loop; ``slots.fresh``
 runs on a worker of its own, and what a stage made is written to a shared slot by its worker for
-KV. Blob dtypes: see ``zpd.wire``.
+KV. Blob dtypes: see ``zpd.blobs``.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Protocol
 from nodes.kv import KvForm, SourceSlots
 from nodes.sampling import Sampler
 from zpd.actor import Progress
+from zpd.blobs import Blob
 from zpd.ids import Block
 from zpd.prefixes import Copy, Place
-from zpd.wire import Blob
 
 
 @dataclass(frozen=True)

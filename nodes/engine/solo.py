@@ -14,10 +14,10 @@ import numpy as np
 
 from nodes.engine.make import decode_engine, prefill_engine
 from nodes.sampling import Sampler
+from zpd.blobs import Blob
 from zpd.errors import UserError
 from zpd.requests import Sampling
 from zpd.topology import Topology
-from zpd.wire import Blob
 
 
 class NoProgress:

@@ -6,9 +6,9 @@ import torch
 
 from nodes.kv import KvForm, KvShape
 from nodes.models.spec import ModelSpec
+from zpd.blobs import Blob
 from zpd.errors import RemoteError
 from zpd.topology import Topology
-from zpd.wire import Blob
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -19,10 +19,10 @@ from nodes.models.spec import read_spec
 from nodes.sampling import Sampler
 from nodes.segments import SlotMemory
 from zpd.actor import Progress
+from zpd.blobs import Blob
 from zpd.errors import RemoteError, ZpdBug
 from zpd.prefixes import Copy, Place
 from zpd.topology import Node, Topology
-from zpd.wire import Blob
 
 
 @dataclass

@@ -17,10 +17,10 @@ from nodes.models.directory import resolve
 from nodes.models.spec import read_spec
 from zpd import packing
 from zpd.actor import Progress
+from zpd.blobs import Blob
 from zpd.errors import RemoteError, ZpdBug
 from zpd.ids import Block
 from zpd.topology import Node, Topology
-from zpd.wire import Blob
 
 
 class TorchPrefill:

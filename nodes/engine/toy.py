@@ -23,13 +23,13 @@ from nodes.kv import KvForm, KvShape, SourceSlots, digest
 from nodes.sampling import Sampler
 from nodes.segments import SlotMemory
 from zpd.actor import Progress
+from zpd.blobs import Blob
 from zpd.errors import RemoteError, ZpdBug
 from zpd.ids import Block
 from zpd.layers import TOY_LAYERS
 from zpd.prefixes import Copy, Place
 from zpd.requests import Sampling
 from zpd.topology import Node, Topology
-from zpd.wire import Blob
 
 VOCAB = 256
 HIDDEN = 1

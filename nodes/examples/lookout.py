@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from zpd.actor import Actor
+from zpd.blobs import Blob
 from zpd.errors import RemoteError, UserError
 from zpd.messages import Message, Note, Status, StatusAsk
-from zpd.wire import Blob
 
 ROUND = "round"
 

@@ -23,9 +23,9 @@ from nodes.http.mailbox import WORKER, Facts
 from nodes.http.metrics import Metrics, Watched
 from nodes.http.traces import Traces
 from zpd.actor import Context
+from zpd.blobs import Blob
 from zpd.errors import Outcome, RemoteError
 from zpd.messages import Accepted, Cancel, Delta, Done, StatusAsk
-from zpd.wire import Blob
 
 LOWEST = -9999.0  # for a log-probability of no token that can come; JSON has no infinity
 STATUS_PATIENCE = 2.0  # seconds

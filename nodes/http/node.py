@@ -29,12 +29,12 @@ from nodes.http.server import Server
 from nodes.http.traces import traces
 from nodes.text import Text
 from zpd.actor import Actor, Context, Progress
+from zpd.blobs import Blob
 from zpd.confighttp import split
 from zpd.errors import Outcome, RemoteError, UserError
 from zpd.facts import limits
 from zpd.messages import Accepted, Delta, Done, Message, Status
 from zpd.topology import Http, Node, Topology
-from zpd.wire import Blob
 
 LOADING = "loading the tokenizer"
 SEND_BUFFER = 128 * 1024  # bytes in the kernel for each connection: a reader's lag is seen soon

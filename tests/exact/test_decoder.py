@@ -20,9 +20,9 @@ from nodes.models.checkpoint import Checkpoint
 from nodes.sampling import Sampler
 from tests.plans import plan
 from tests.reference import landed, prompt_of, reference
+from zpd.blobs import Blob
 from zpd.errors import RemoteError, UserError, ZpdBug
 from zpd.requests import Sampling
-from zpd.wire import Blob
 
 QUIET = NoProgress()
 CHUNK = 8

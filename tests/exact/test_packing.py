@@ -16,8 +16,8 @@ from nodes.engine.solo import NoProgress
 from nodes.engine.torch_prefill import TorchPrefill
 from nodes.models.spec import read_spec
 from tests.plans import plan
+from zpd.blobs import Blob
 from zpd.topology import Topology
-from zpd.wire import Blob
 
 QUIET, CHUNK, VOCAB = NoProgress(), 64, 211
 PACKS = ([30, 34], [5, 17, 30, 12], [1, 2, 3, 4, 5, 6, 7, 8], [63, 1], [4] * 16, [33, 31])

@@ -17,11 +17,11 @@ from nodes.engine.torch_prefill import TorchPrefill
 from nodes.sampling import Sampler
 from tests.plans import plan
 from tests.reference import prompt_of
+from zpd.blobs import Blob
 from zpd.errors import RemoteError
 from zpd.ids import Block
 from zpd.prefixes import Copy, Place
 from zpd.requests import Sampling
-from zpd.wire import Blob
 
 QUIET, GREEDY, CHUNK, N = NoProgress(), Sampling(), 8, 61
 HIT = (N - 1) // CHUNK  # chunks

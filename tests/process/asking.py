@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from tools.answer import Answer, receive
 from tools.interrupts import Interrupts
+from zpd.blobs import Blob
 from zpd.client import Client
 from zpd.messages import Ask
 from zpd.requests import Sampling
 from zpd.topology import Topology
-from zpd.wire import Blob
 
 GREEDY = Sampling()
 

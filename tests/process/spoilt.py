@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tests.headers import Header, header_of
+from zpd.blobs import Blob
 from zpd.ids import Attempt, Ring, Term, Use
 from zpd.messages import (
     MESSAGES,
@@ -36,7 +37,7 @@ from zpd.messages import (
     Token,
 )
 from zpd.requests import Sampling
-from zpd.wire import MAGIC, MAX_HEADER, MAX_PARTS, PROTOCOL, Blob, Envelope, encode, head
+from zpd.wire import MAGIC, MAX_HEADER, MAX_PARTS, PROTOCOL, Envelope, encode, head
 
 BIG = 2**63 - 1
 RING = Ring(Term(BIG, 1), (BIG, BIG))

@@ -15,11 +15,11 @@ from tests.process.harness import Command, send, wait_until, write_config, zpd
 from tools.batch import Line, ask_all
 from tools.interrupts import Interrupts
 from tools.watch import Watch
+from zpd.blobs import Blob
 from zpd.client import Client
 from zpd.config import load
 from zpd.messages import Ask
 from zpd.requests import Sampling
-from zpd.wire import Blob
 
 SPANS = ("queue", "reserve", "prefill", "transfer", "import", "first token", "decode")
 

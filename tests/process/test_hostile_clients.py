@@ -16,12 +16,13 @@ from tests.process.conftest import Toy
 from tests.process.faults import records
 from tests.process.harness import LIMIT, started, wait_until, write_config
 from tests.process.users import User, until_status
+from zpd.blobs import Blob
 from zpd.client import Client
 from zpd.errors import Outcome
 from zpd.messages import Accepted, Ask, Delta, Done, Heartbeat, Hello, StatusAsk
 from zpd.requests import Sampling
 from zpd.session import route_of
-from zpd.wire import PROTOCOL, Blob, Envelope, encode
+from zpd.wire import PROTOCOL, Envelope, encode
 
 GREEDY = Sampling()
 

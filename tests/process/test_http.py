@@ -23,10 +23,10 @@ from tests.process.front import Front, front
 from tests.process.harness import LIMIT, wait_until
 from tests.process.users import status
 from tests.unit.test_http_bodies import CHATS, COMPLETIONS, HI, NOT_JSON
+from zpd.blobs import Blob
 from zpd.client import Client
 from zpd.messages import Ask, Delta, Done
 from zpd.requests import Sampling
-from zpd.wire import Blob
 
 LONG = 300  # tokens of an answer that is still under way when something happens to it
 

@@ -25,12 +25,12 @@ from tests.process.harness import (
 from tests.process.users import User
 from tools.answer import receive
 from tools.interrupts import Interrupts
+from zpd.blobs import Blob
 from zpd.client import Client
 from zpd.config import load
 from zpd.errors import Outcome
 from zpd.messages import Ask
 from zpd.requests import Sampling
-from zpd.wire import Blob
 
 pytestmark = pytest.mark.usefixtures("home")
 

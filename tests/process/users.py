@@ -13,12 +13,12 @@ from typing import Any
 
 from nodes.engine.toy import toy_answer
 from tests.process.harness import LIMIT
+from zpd.blobs import Blob
 from zpd.client import Client
 from zpd.errors import Outcome, RemoteError
 from zpd.messages import Accepted, Ask, Cancel, Delta, Done, Message, Status, StatusAsk
 from zpd.requests import Sampling
 from zpd.topology import Topology
-from zpd.wire import Blob
 
 TICK = 0.01  # seconds between two looks at what the test asks of a user
 

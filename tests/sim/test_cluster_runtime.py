@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from zpd.actor import Actor, Progress
+from zpd.blobs import Blob
 from zpd.errors import RemoteError, ZpdBug
 from zpd.ids import Attempt, Ring, Term, Use
 from zpd.messages import Ask, Cancel, Close, Done, Ended, Heartbeat, Message, Opened, Skip
 from zpd.testing.cluster import Cluster, OutOfTime
 from zpd.topology import Model, Node, Timeouts, Topology
-from zpd.wire import Blob
 
 TIMES = Timeouts(heartbeat=0.5, suspect=2.0, handshake=1.0, stop=1.0)
 TOPOLOGY = Topology(

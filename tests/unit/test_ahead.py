@@ -16,10 +16,10 @@ from tools.ahead.story import Noted
 from tools.cli import main
 from tools.warm.nodes import BUSY, SET, TELL, Recorder, answer
 from tools.warm.others import HERTZ, Others, foreign
+from zpd.blobs import Blob
 from zpd.errors import RemoteError
 from zpd.ids import Attempt, Ring, Term, Use
 from zpd.messages import Close, Message, Note, Prefill, Token
-from zpd.wire import Blob
 
 SECONDS = st.floats(0.01, 100)
 

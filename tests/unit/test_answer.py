@@ -9,9 +9,9 @@ import pytest
 
 from tools.answer import CANCEL_BUDGET, Answer, receive, where_time_went
 from tools.interrupts import Interrupts
+from zpd.blobs import Blob
 from zpd.errors import Outcome, RemoteError
 from zpd.messages import Accepted, Cancel, Delta, Done, Message
-from zpd.wire import Blob
 
 Step = Message | RemoteError | Callable[[], None]
 DONE = Done("me", "u1", "length", "", 3, 2, {"queue": 0.5, "first_token": 0.25, "decode": 0.1})

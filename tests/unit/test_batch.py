@@ -10,10 +10,10 @@ import pytest
 from tools.answer import Answer
 from tools.batch import Line, ask_all, labelled, read
 from tools.interrupts import Interrupts
+from zpd.blobs import Blob
 from zpd.errors import Outcome, RemoteError, UserError
 from zpd.messages import Accepted, Ask, Cancel, Delta, Done, Message
 from zpd.requests import Sampling
-from zpd.wire import Blob
 
 
 class Server:

@@ -21,6 +21,7 @@ from tools.depths.nodes import noted
 from tools.depths.report import Behind, Cut, Packed, Ran
 from tools.depths.show import show
 from tools.depths.trips import Seen
+from zpd.blobs import Blob
 from zpd.depth import AutoDepth
 from zpd.errors import UserError
 from zpd.ids import Attempt, Ring, Term, Use
@@ -38,7 +39,6 @@ from zpd.messages import (
     Token,
 )
 from zpd.requests import Sampling
-from zpd.wire import Blob
 
 RING, USE, ATT = Ring(Term(1, 1), (1, 1)), Use(1, 0, 0, 0), Attempt(1, 2)
 

@@ -14,7 +14,7 @@ from zpd.errors import OUTCOMES, Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 PURE = {
-    "errors", "ids", "requests", "messages", "schema", "wire", "window", "reservation",
+    "errors", "ids", "requests", "messages", "schema", "blobs", "wire", "window", "reservation",
     "retired", "order", "depth", "slots", "owner", "rulings", "ring", "attempt", "scheduler",
     "decisions", "topology", "actor", "events", "actions", "greeting", "peers", "place",
     "session", "facts", "mismatches", "sockets", "links", "lines", "inbound", "address", "sums",

@@ -16,11 +16,11 @@ from nodes.http.calls import Call, End, Event, Failed, Handover, Piece, Question
 from nodes.http.desk import LOWEST, Desk
 from nodes.http.mailbox import Facts
 from nodes.http.metrics import Metrics
+from zpd.blobs import Blob
 from zpd.config import load
 from zpd.errors import Outcome, RemoteError
 from zpd.messages import Accepted, Ask, Cancel, Delta, Done, Message, StatusAsk
 from zpd.requests import Sampling
-from zpd.wire import Blob
 
 TOY = Path(__file__).parent.parent.parent / "configs" / "toy-2stage.toml"
 

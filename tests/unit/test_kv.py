@@ -7,7 +7,7 @@ import pytest
 
 from nodes.engine.solo import NoProgress
 from nodes.kv import KvForm, KvShape, SourceSlots, digest
-from zpd.wire import Blob
+from zpd.blobs import Blob
 
 SHAPE = KvShape(layers=3, kv_heads=2, max_tokens=8, head_dim=4, dtype="float32")
 N = 5

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zpd.actions import Action, Deliver, InboundDown, LinkDown, LinkUp, PeerDown, PeerUp, Refusal
+from zpd.blobs import Blob
 from zpd.greeting import MAX_CLIENTS
 from zpd.ids import Attempt, Term
 from zpd.lines import FIRST_DELAY, LAST_DELAY, REFUSED_DELAY
@@ -35,7 +36,7 @@ from zpd.session import route_of
 from zpd.sockets import Dial, Hangup, Outgoing, SendBack, SendOn
 from zpd.sums import OFF
 from zpd.topology import Timeouts
-from zpd.wire import PROTOCOL, Blob, Envelope, decode, encode
+from zpd.wire import PROTOCOL, Envelope, decode, encode
 
 TIMES = Timeouts(heartbeat=1.0, suspect=5.0, handshake=3.0)
 IDLE = Heartbeat(0, False)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from zpd.actor import Actor, Context, Progress
+from zpd.blobs import Blob
 from zpd.client import Client, PeerLost
 from zpd.errors import RemoteError, UserError, ZpdBug
 from zpd.events import check
@@ -19,7 +20,6 @@ from zpd.place import Place
 from zpd.requests import Sampling
 from zpd.topology import Timeouts
 from zpd.transport import ZmqSockets
-from zpd.wire import Blob
 
 TIMES = Timeouts(heartbeat=0.05, suspect=5.0, handshake=5.0, stop=2.0)
 PATIENCE = 30.0  # seconds until a test that waits fails

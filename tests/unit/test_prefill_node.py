@@ -12,9 +12,9 @@ import pytest
 
 from nodes.prefill import PrefillNode
 from tests.plans import plan
+from zpd.blobs import Blob
 from zpd.ids import Attempt, Ring, Term, Use
 from zpd.messages import Close, Kv, Message, Open, Opened, Prefill, Reply, Skip
-from zpd.wire import Blob
 
 RING, ATT = Ring(Term(1, 1), (7, 8)), Attempt(1, 1)
 TOKENS = Blob.of(np.arange(8, dtype=np.int32))

@@ -13,9 +13,9 @@ from nodes.engine.solo import NoProgress, Solo, one_stage
 from nodes.engine.toy import ToyDecode, ToyPrefill, toy_answer
 from nodes.sampling import Sampler
 from tests.plans import plan
+from zpd.blobs import Blob
 from zpd.errors import RemoteError, UserError, ZpdBug
 from zpd.requests import Sampling
-from zpd.wire import Blob
 
 PROMPT = list(b"The quick brown fox jumps over the lazy dog")  # 43 tokens: 5 chunks of 8, and 3
 GREEDY = Sampling()

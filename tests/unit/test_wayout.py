@@ -11,12 +11,12 @@ import pytest
 from nodes.text import ToyText
 from nodes.wayout import WayOut, logprobs
 from zpd.attempt import Live, Request
+from zpd.blobs import Blob
 from zpd.decisions import Finished, Grew
 from zpd.errors import Outcome, RemoteError
 from zpd.ids import Attempt
 from zpd.messages import Delta, Done, Message, Token
 from zpd.requests import Sampling
-from zpd.wire import Blob
 from zpd.worker import BOUND
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.headers import LAYOUTS, around, header_of
 from zpd import wire
+from zpd.blobs import BLOBS, DTYPES, Blob
 from zpd.errors import RemoteError
 from zpd.ids import Ring
 from zpd.messages import (
@@ -23,7 +24,7 @@ from zpd.messages import (
 )
 from zpd.schema import MAX_INT, SchemaError, codec
 from zpd.sums import CHECKSUMS
-from zpd.wire import BLOBS, DTYPES, MAGIC, MAX_PARTS, Blob, Envelope
+from zpd.wire import MAGIC, MAX_PARTS, Envelope
 
 few = settings(derandomize=True, database=None, deadline=None, max_examples=25)
 many = settings(derandomize=True, database=None, deadline=None, max_examples=200)

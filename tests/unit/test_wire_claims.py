@@ -11,10 +11,11 @@ import pytest
 
 from tests.headers import LAYOUTS, around, fixed, header_of
 from zpd import wire
+from zpd.blobs import MAX_BYTES, Blob
 from zpd.errors import RemoteError, ZpdBug
 from zpd.ids import Attempt, Ring, Term, Use
 from zpd.messages import Delta, Prefill
-from zpd.wire import MAGIC, MAX_BYTES, MAX_HEADER, Blob, Envelope
+from zpd.wire import MAGIC, MAX_HEADER, Envelope
 
 ENVELOPE = Envelope("coordinator", 7, "stage0", 3, 2, 41)
 ATT = Attempt(1, 2)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zpd import ids, schema, wire
+from zpd import blobs, ids, schema, wire
 from zpd.messages import MESSAGES
 from zpd.requests import Sampling
 
@@ -29,7 +29,7 @@ def rows(section: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
 def test_a_message_has_its_fields_types_and_blobs(cls: type) -> None:
     assert rows(cls.__name__) == [(f.name, f.type) for f in fields(cls)]
-    least, most = wire.BLOBS.get(cls, (0, 0))
+    least, most = blobs.BLOBS.get(cls, (0, 0))
     assert f"Blobs: {least} to {most}" in SECTIONS[cls.__name__]
 
 
@@ -50,7 +50,7 @@ def test_the_envelope_has_its_fields() -> None:
 def test_every_cap_has_its_value() -> None:
     caps = {
         name: str(value)
-        for module in (wire, schema)
+        for module in (wire, blobs, schema)
         for name, value in vars(module).items()
         if name.startswith("MAX_")
     }
@@ -64,7 +64,7 @@ def test_every_reason_is_there() -> None:
 def test_version_dtypes_texts_and_keys_are_there() -> None:
     assert TEXT.startswith(f"# The wire of zpd, protocol {wire.PROTOCOL}\n")
     assert f"`{wire.MAGIC.decode()}`" in TEXT
-    assert f"`dtype` is one of {', '.join(wire.DTYPES)};" in SECTIONS["Blobs"]
+    assert f"`dtype` is one of {', '.join(blobs.DTYPES)};" in SECTIONS["Blobs"]
     kinds = SECTIONS["Field types"]
     assert f"{', '.join(sorted(schema.CUT))}: at most" in kinds
     assert f"{', '.join(sorted(schema.LONG))}: bounded" in kinds

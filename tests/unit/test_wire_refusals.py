@@ -13,13 +13,14 @@ import pytest
 from tests import headers
 from tests.headers import Header
 from zpd import wire
+from zpd.blobs import Blob
 from zpd.errors import RemoteError
 from zpd.ids import Attempt, Ring, Term, Use
 from zpd.messages import MESSAGES, Ask, End, Grant, Heartbeat, Open, Prefill, Status
 from zpd.requests import Sampling
 from zpd.schema import MAX_ITEMS
 from zpd.sums import SUMS
-from zpd.wire import MAGIC, MAX_PARTS, Blob, Envelope
+from zpd.wire import MAGIC, MAX_PARTS, Envelope
 
 ENVELOPE = Envelope("coordinator", 7, "stage0", 3, 2, 41)
 ATT = Attempt(1, 2)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from zpd import wire
+from zpd.blobs import DTYPES, Blob
 from zpd.errors import Outcome, RemoteError, UserError, ZpdBug
 from zpd.ids import Attempt, Term, Use
 from zpd.messages import (
@@ -26,7 +27,7 @@ from zpd.messages import (
 )
 from zpd.requests import Sampling
 from zpd.schema import CUT, LONG, MAX_ITEMS, MAX_NAME, MAX_TEXT, codec
-from zpd.wire import DTYPES, MAX_HEADER, Blob, Envelope
+from zpd.wire import MAX_HEADER, Envelope
 
 ENVELOPE = Envelope("coordinator", 7, "stage0", 3, 2, 41)
 ATT = Attempt(1, 2)

@@ -19,11 +19,12 @@ from nodes.engine.toy import ToyPrefill
 from tests.plans import plan
 from tests.unit.test_sockets_conformance import ANY, PATIENCE, dial, gather, has, mails
 from zpd import transport
+from zpd.blobs import Blob
 from zpd.errors import RemoteError
 from zpd.messages import StatusAsk
 from zpd.sockets import Connected, Received, SendBack, SendOn, Sent
 from zpd.transport import ZmqSockets
-from zpd.wire import MAX_PARTS, Blob, Envelope, decode, encode
+from zpd.wire import MAX_PARTS, Envelope, decode, encode
 
 CAP = 2**16  # bytes, instead of a gigabyte
 

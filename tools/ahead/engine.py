@@ -13,11 +13,11 @@ from tools.ahead.story import Noted
 from tools.interrupts import Interrupts
 from tools.warm import engine as warm
 from tools.warm.others import Others
+from zpd.blobs import Blob
 from zpd.errors import RemoteError
 from zpd.layers import TOY
 from zpd.messages import Accepted, Ask, Delta, Done
 from zpd.requests import Sampling
-from zpd.wire import Blob
 
 ANSWER = 1800.0  # seconds for one batch
 STAGE, DECODE = "stage", "decode"

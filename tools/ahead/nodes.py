@@ -19,9 +19,9 @@ from tools.ahead import story
 from tools.warm.nodes import Make, Recorder, answer
 from zpd import node as zpd_node
 from zpd.actor import Context
+from zpd.blobs import Blob
 from zpd.messages import Message, Note, Reserve
 from zpd.topology import Node, Topology
-from zpd.wire import Blob
 
 ROLES = {
     **zpd_node.ROLES,

@@ -16,12 +16,12 @@ from tools.benchserve.prompts import Prompt
 from tools.benchserve.timeline import Timeline, spread
 from tools.interrupts import Interrupts
 from tools.openai_stream import Server
+from zpd.blobs import Blob
 from zpd.client import Client
 from zpd.errors import RemoteError
 from zpd.messages import Ask
 from zpd.requests import Sampling
 from zpd.topology import Topology
-from zpd.wire import Blob
 
 SLACK, SHARE = 0.005, 0.05  # seconds, and of the figure without HTTP
 Pair = tuple[tuple[Timeline, str], tuple[Timeline, str]]  # over HTTP, through zpd ask

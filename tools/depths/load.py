@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from tools.depths.ring import ANSWER, Asker
+from zpd.blobs import Blob
 from zpd.client import Client
 from zpd.errors import RemoteError
 from zpd.messages import Accepted, Ask, Delta, Done, Status, StatusAsk
 from zpd.requests import Sampling
-from zpd.wire import Blob
 
 LOOK = 1.0  # seconds between two looks at memory and window
 PAGE = os.sysconf("SC_PAGE_SIZE")

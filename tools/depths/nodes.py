@@ -14,11 +14,11 @@ from nodes.decode import DecodeNode
 from tools.warm.nodes import Recorder, answer
 from zpd import node as zpd_node
 from zpd.actor import Context
+from zpd.blobs import Blob
 from zpd.depth import AutoDepth
 from zpd.messages import Accepted, Cancel, Message, Note, Prefill, Reply, Reserve, Token
 from zpd.order import Order
 from zpd.topology import Node, Topology
-from zpd.wire import Blob
 
 ROLES = {
     **zpd_node.ROLES,

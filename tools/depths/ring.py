@@ -14,6 +14,7 @@ from tools.depths.trips import Seen
 from tools.interrupts import Interrupts
 from tools.warm import engine as warm
 from tools.warm.others import Others
+from zpd.blobs import Blob
 from zpd.client import Client
 from zpd.errors import RemoteError
 from zpd.layers import TOY
@@ -21,7 +22,6 @@ from zpd.messages import Accepted, Ask, Cancel, Delta, Done, Message
 from zpd.packing import AUTO
 from zpd.requests import Sampling
 from zpd.testing.shaper import Leg, Shape, Shaper
-from zpd.wire import Blob
 
 COORDINATOR, DECODE = "coordinator", "decode"
 ANSWER = 1800.0  # seconds for one batch

@@ -15,12 +15,12 @@ from tools.launch import Running
 from tools.rows import Board
 from tools.warm.nodes import BUSY, SET, TELL
 from tools.watch import Watch
+from zpd.blobs import Blob
 from zpd.client import Client
 from zpd.config import load
 from zpd.errors import RemoteError, UserError
 from zpd.messages import Message, Note
 from zpd.topology import Node, Topology
-from zpd.wire import Blob
 
 READY = 300.0  # seconds until every node has its model
 TURN = 10.0  # seconds for a switch to be taken; a slot may still drain

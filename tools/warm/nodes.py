@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from zpd.actor import Context
+from zpd.blobs import Blob
 from zpd.errors import RemoteError
 from zpd.messages import Message, Note
-from zpd.wire import Blob
 
 SET, TELL = "set", "tell"  # topics; each is answered by a Note of its topic
 BUSY = "busy"  # the field of an answer to SET that says why nothing was set

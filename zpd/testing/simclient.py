@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from zpd.actor import Actor, Context
+from zpd.blobs import Blob
 from zpd.messages import Accepted, Ask, Cancel, Delta, Done, Message, Status, StatusAsk
 from zpd.place import ANYONE
 from zpd.requests import Sampling
-from zpd.wire import Blob
 
 if TYPE_CHECKING:
     from zpd.testing.simnode import SimNode

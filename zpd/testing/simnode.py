@@ -8,6 +8,7 @@ from dataclasses import fields as fields_of
 from typing import TYPE_CHECKING, Any
 
 from zpd.actor import Actor, Context, Progress
+from zpd.blobs import Blob
 from zpd.events import check, written
 from zpd.ids import Attempt, Ring, Term, Use
 from zpd.messages import Heartbeat, Message
@@ -15,7 +16,6 @@ from zpd.place import CLIENT, Place
 from zpd.runtime import Runtime
 from zpd.sockets import SocketEvent
 from zpd.testing.memory import MemorySockets
-from zpd.wire import Blob
 
 if TYPE_CHECKING:
     from zpd.testing.cluster import Cluster
