@@ -249,7 +249,8 @@ class Coordinator(Actor):
             uid, tuple(prompt), ask.max_tokens, ask.sampling, tuple(self.text.eos_ids), asked, now,
             asked + (min(ask.timeout, limit) if ask.timeout else limit), ask.priority, guide,
         )  # fmt: skip
-        self.context.send(peer, Accepted(ask.label, uid, len(prompt)))
+        said = Accepted(ask.label, uid, len(prompt), asked, now)
+        self.context.send(peer, said)
         self.context.event(
             "request_accepted", uid=uid, label=ask.label, n_prompt=len(prompt),
             max_tokens=ask.max_tokens,

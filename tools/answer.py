@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tools.interrupts import Interrupts
+from zpd.asked import Asked
 from zpd.blobs import Blob
+from zpd.clocks import PeerClock
 from zpd.errors import Outcome, RemoteError
 from zpd.messages import Accepted, Cancel, Delta, Done, Message
 
@@ -26,7 +28,8 @@ class Link(Protocol):
 
 @dataclass
 class Answer:
-    """What came back. ``token_ids`` may be short of ``n_tokens`` where the link broke."""
+    """What came back. ``token_ids`` may be short of ``n_tokens`` where the link broke. ``spans``:
+    as ``zpd.asked`` makes them."""
 
     outcome: Outcome
     detail: str = ""
@@ -72,10 +75,12 @@ def receive(
 ) -> Answer:
     """Read one request's messages until Done, showing text as it comes.
 
-    Always ends: the coordinator answers within ``budget`` seconds, or it is given up as lost. An
-    interrupt, or a reader who went away, cancels the request at the coordinator.
+    To be called once the Ask is sent. Always ends: the coordinator answers within ``budget``
+    seconds, or it is given up as lost. An interrupt, or a reader who went away, cancels the request
+    at the coordinator.
     """
     answer = Answer(Outcome.COORDINATOR_LOST)
+    asked = Asked(PeerClock(), now())
     uid = ""
     deadline = now() + budget
     cancelled = sent = False
@@ -102,7 +107,7 @@ def receive(
         if got is None:
             continue
         message = got[0]
-        if take(answer, message, got[1]):
+        if take(answer, message, got[1], asked, now()):
             return answer
         if isinstance(message, Accepted):
             uid = message.uid
@@ -114,11 +119,12 @@ def receive(
                 deadline = min(deadline, now() + CANCEL_BUDGET)
 
 
-def take(answer: Answer, message: Message, blobs: Sequence[Blob] = ()) -> bool:
-    """Note what one message says. True: it is the terminal one."""
+def take(answer: Answer, message: Message, blobs: Sequence[Blob], asked: Asked, now: float) -> bool:
+    """Note what one message says that came at ``now``. True: it is the terminal one."""
     match message:
         case Accepted(n_prompt=n):
             answer.n_prompt = n
+            asked.accepted(message, now)
         case Delta(text=text, ids=ids):
             answer.text += text
             answer.token_ids += ids
@@ -127,7 +133,7 @@ def take(answer: Answer, message: Message, blobs: Sequence[Blob] = ()) -> bool:
         case Done():
             answer.outcome, answer.detail = _outcome(message.outcome), message.detail
             answer.n_prompt, answer.n_tokens = message.n_prompt, message.n_tokens
-            answer.spans = message.spans
+            answer.spans = asked.spans(message, now)
             return True
     return False
 

@@ -20,7 +20,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from tools.answer import Answer, Link, take
 from tools.interrupts import Interrupts
+from zpd.asked import Asked
 from zpd.blobs import Blob
+from zpd.clocks import PeerClock
 from zpd.errors import Outcome, RemoteError, UserError
 from zpd.messages import Accepted, Ask, Cancel
 from zpd.schema import MAX_INT
@@ -98,7 +100,8 @@ def ask_all(
 
     An interrupt cancels what is asked and asks no more: the rest ends as cancelled."""
     waiting = list(reversed(lines))
-    live: dict[str, tuple[Line, Answer]] = {}  # by label
+    live: dict[str, tuple[Line, Answer, Asked]] = {}  # by label
+    clock = PeerClock()
     uids: dict[str, str] = {}  # uid -> label
     deadline: float | None = None
     lost = ""
@@ -114,10 +117,11 @@ def ask_all(
                 yield line, _unasked(lost)
                 continue
             ask, blobs = question(line)
-            live[ask.label] = (line, Answer(Outcome.COORDINATOR_LOST))
+            asked = Asked(clock, now())
+            live[ask.label] = (line, Answer(Outcome.COORDINATOR_LOST), asked)
             link.send(ask, blobs)
         if lost or (deadline is not None and now() > deadline):
-            for line, answer in live.values():
+            for line, answer, _ in live.values():
                 answer.outcome = Outcome.CANCELLED if deadline else Outcome.COORDINATOR_LOST
                 answer.detail = lost or "no answer to the cancel"
                 yield line, answer
@@ -137,9 +141,11 @@ def ask_all(
             uids[message.uid] = label
             if deadline is not None:
                 link.send(Cancel(message.uid))
-        if take(live[label][1], message, got[1]):
+        line, answer, asked = live[label]
+        if take(answer, message, got[1], asked, now()):
             uids = {uid: x for uid, x in uids.items() if x != label}
-            yield live.pop(label)
+            del live[label]
+            yield line, answer
 
 
 def _unasked(lost: str) -> Answer:

@@ -292,11 +292,14 @@ class Ask:
 
 @dataclass(frozen=True)
 class Accepted:
-    """C -> client: the request has a uid and waits."""
+    """C -> client: the request has a uid and waits. ``asked``: when the Ask came; ``sent``: when
+    this left, both in seconds on C's clock; see ``zpd.asked``."""
 
     label: str
     uid: str
     n_prompt: int
+    asked: float = 0.0
+    sent: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Pure. Room 4: a message with its blobs <-> the frames that carry it. See ``docs/wire.md``.
 
-    [b"ZPD3"] [header: envelope, message (``zpd.layout``), blob table] [raw bytes of each blob...]
+    [b"ZPD4"] [header: envelope, message (``zpd.layout``), blob table] [raw bytes of each blob...]
 
 Two rules: what a peer sent is checked before anything is made of it, and whatever is wrong ends in
 ``RemoteError`` with one of ``REASONS``; a blob's bytes are never copied and never interpreted.
@@ -25,7 +25,7 @@ from zpd.sums import OFF
 
 Part = bytes | bytearray | memoryview
 
-PROTOCOL = 3
+PROTOCOL = 4
 FAMILY = b"ZPD"
 MAGIC = FAMILY + b"%d" % PROTOCOL
 

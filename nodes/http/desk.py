@@ -23,7 +23,9 @@ from nodes.http.mailbox import WORKER, Facts
 from nodes.http.metrics import Metrics, Watched
 from nodes.http.traces import Traces
 from zpd.actor import Context
+from zpd.asked import Asked
 from zpd.blobs import Blob
+from zpd.clocks import PeerClock
 from zpd.errors import Outcome, RemoteError
 from zpd.messages import Accepted, Cancel, Delta, Done, StatusAsk
 
@@ -39,6 +41,7 @@ class _Choice:
     call: Call
     index: int
     watched: Watched
+    asked: Asked
     again: bool = False  # the prompt is that of the ask before
     n_tokens: int = 0
     uid: str = ""
@@ -55,6 +58,7 @@ class Desk:
         self.context = context
         self.coordinator = coordinator
         self.handover: Handover | None = None  # set once, before the HTTP thread runs
+        self._clock = PeerClock()  # the coordinator's
         self._numbers = itertools.count(1)
         self._choices: dict[int, _Choice] = {}
         self._uids: dict[str, _Choice] = {}
@@ -143,13 +147,14 @@ class Desk:
             blobs = [Blob.text(json.dumps(list(question.prompt)))]
             if question.guide:
                 blobs.append(Blob.text(question.guide))
+            asked = Asked(self._clock, self.context.now())
             if not self.context.send(self.coordinator, ask, blobs):
                 why = self.facts.down or f"{self.coordinator} does not take what is sent to it"
                 self._fail(call, Outcome.UNAVAILABLE, why)
                 return
             watched = self.metrics.arrived(self.context.now() - (time.time() - call.since))
             again = index > 0 and question.prompt is call.questions[index - 1].prompt
-            self._choices[number] = _Choice(call, index, watched, again)
+            self._choices[number] = _Choice(call, index, watched, asked, again)
 
     def _cancel(self, call: Call, why: str) -> None:
         """Those that the coordinator has not named yet are cancelled when it does."""
@@ -172,6 +177,7 @@ class Desk:
         if choice is None or choice.uid:
             raise RemoteError("unknown_label", message.label[:64])
         choice.uid = message.uid
+        choice.asked.accepted(message, self.context.now())
         self.metrics.accepted(choice.watched)
         self._uids[message.uid] = choice
         if choice.index < 0:
@@ -195,7 +201,8 @@ class Desk:
         if choice is None:
             raise RemoteError("unknown_label", message.label[:64])
         self._uids.pop(choice.uid, None)
-        self._ended(choice, message.outcome, message.n_prompt, message.spans)
+        spans = choice.asked.spans(message, self.context.now())
+        self._ended(choice, message.outcome, message.n_prompt, spans)
         if choice.index < 0:
             return
         if message.n_tokens != choice.n_tokens:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from zpd.asked import BACK, THERE
 from zpd.errors import Outcome, UserError
 from zpd.topology import Topology
 
@@ -62,7 +63,7 @@ class Traces:
         spans: Mapping[str, float],
     ) -> None:
         """A request ended now. ``seconds``: since its arrival at this node. ``spans``: all of its
-        time at the coordinator."""
+        time since it was asked of the coordinator, as ``zpd.asked`` makes them."""
         from opentelemetry.trace import StatusCode, set_span_in_context
 
         end = time.time_ns()
@@ -81,6 +82,7 @@ class Traces:
         at, inside = end - int(sum(spans.values()) * NS), set_span_in_context(root)
         for part, took in spans.items():
             node = self._coordinator if part in AT_COORDINATOR else self._decode
+            node = self._me if part in (THERE, BACK) else node
             child = self._tracers[node].start_span(part, inside, start_time=at)
             at += int(took * NS)
             child.end(at)

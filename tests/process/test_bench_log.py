@@ -17,7 +17,9 @@ def test_two_levels_by_turns() -> None:
     found = json.loads(done.stdout)
     assert found["right"] == (done.returncode == 0)
     assert min(found["throughput"], found["by_cpu"], *found["quartiles"]) > 0
-    assert found["beside_spans_s"]["p50"] > 0
+    assert found["unnamed_s"]["max"] < 0.005 and found["unnamed_first_s"]["max"] < 0.005
+    assert found["between_s"]["p50"] > 0 and 0 < found["inside"] <= 1
+    assert abs(found["clock_s"]) < 0.05  # of one machine: this clock is one
 
 
 def test_one_pair_has_no_quartiles() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tools.answer import CANCEL_BUDGET, Answer, receive, where_time_went
 from tools.interrupts import Interrupts
+from zpd.asked import BACK, THERE
 from zpd.blobs import Blob
 from zpd.errors import Outcome, RemoteError
 from zpd.messages import Accepted, Cancel, Delta, Done, Message
@@ -71,7 +72,10 @@ def test_text_streams_and_adds_up() -> None:
 
 def test_json_has_every_field() -> None:
     answer, _ = ask([Accepted("me", "u1", 3), Delta("u1", "ab", (7, 8)), DONE])
-    assert json.loads(json.dumps(answer.as_json())) == {
+    found = json.loads(json.dumps(answer.as_json()))
+    ways = [found["spans"].pop(name) for name in (THERE, BACK)]
+    assert min(ways) >= 0
+    assert found == {
         "text": "ab",
         "token_ids": [7, 8],
         "finish_reason": "length",

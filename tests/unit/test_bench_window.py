@@ -181,7 +181,17 @@ def test_a_row() -> None:
     assert deep["law_s"] == pytest.approx(2.0 + 7 * 1.5)
     assert (deep["span_inflation"], auto["span_inflation"]) == (1.5, 1.0)
     assert report.best([serial, deep, auto]) == pytest.approx(-0.1)
-    assert measure.summary([serial, deep, auto])["depth_8_vs_1"] == 2.0
+
+
+def test_auto_is_held_against_the_best_depth_and_turn_by_turn() -> None:
+    """A load that came in the second turn made all of it slower, and the best of all times says
+    nothing."""
+    every = [ran("1", 1, t) for t in (20.0, 60.0, 20.0)] + [ran("8", 8, t) for t in (10, 30, 29)]
+    every += [ran("auto", 2, t) for t in (10.5, 31.5, 21.0)]
+    found = measure.summary(report.rows("ring", every))
+    assert found["auto_vs_best"] == pytest.approx(21.0 / 20.0 - 1)
+    assert found["auto_paired"] == pytest.approx(0.05)
+    assert found["depth_8_vs_1"] == pytest.approx(20 / 29)
 
 
 def test_the_text(capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,6 +118,7 @@ def summary(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "name": found[0]["name"],
         "auto_vs_best": report.best(found),
+        "auto_paired": report.paired(found),
         "depth_8_vs_1": by_depth["8"]["speedup_vs_depth1"],
         "law_8_vs_1": by_depth["8"]["law_speedup"],
         "fraction_of_law_8": by_depth["8"]["fraction_of_law"],

@@ -25,7 +25,8 @@ def show(rows: Rows, summaries: Rows, extra: Rows, loads: Rows) -> None:
     print()
     for r in summaries:
         print(
-            f"{r['name']}: auto {r['auto_vs_best']:+.1%} to the best fixed depth; "
+            f"{r['name']}: auto {r['auto_vs_best']:+.1%} to the best fixed depth, "
+            f"{r['auto_paired']:+.1%} by pairs; "
             f"depth 8 against 1: {r['depth_8_vs_1']:.2f} x, by the law {r['law_8_vs_1']:.2f} x"
         )
     for r in extra:
