@@ -161,5 +161,7 @@ def where_time_went(answer: Answer) -> str:
     """One line: each span in seconds, then the rate after the first token."""
     parts = [f"{name.replace('_', ' ')} {seconds:.3f} s" for name, seconds in answer.spans.items()]
     decode, rest = answer.spans.get("decode", 0.0), answer.n_tokens - 1
-    rate = f"{rest / decode:.1f} tokens/s" if decode > 0 and rest > 0 else "one token at most"
+    rate = "one token at most"
+    if rest > 0:  # they may all be here before the first one's text is made
+        rate = f"{rest / decode:.1f} tokens/s" if decode > 0 else "all at once"
     return f"{', '.join(parts)}; {answer.n_prompt} + {answer.n_tokens} tokens, {rate}"

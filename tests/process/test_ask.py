@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,9 @@ def test_the_answer_streams_and_the_last_line_says_where_the_time_went(toy: Toy)
     line = done.stderr.splitlines()[-1]
     assert [name for name in SPANS if f"{name} " in line] == list(SPANS)
     assert "5 + 8 tokens" in line
-    assert "tokens/s" in line
+    assert re.search(
+        r", (\d+\.\d tokens/s|all at once)$", line
+    )  # the toy's tokens may outrun its text
 
 
 def test_json_is_one_object_alone(toy: Toy) -> None:

@@ -147,5 +147,13 @@ def test_an_unknown_outcome_is_refused() -> None:
 def test_the_line_where_time_went() -> None:
     answer, _ = ask([DONE])
     assert where_time_went(answer) == (
-        "queue 0.500 s, first token 0.250 s, decode 0.100 s; 3 + 2 tokens, 10.0 tokens/s"
+        "to coordinator 0.000 s, queue 0.500 s, first token 0.250 s, decode 0.100 s, "
+        "from coordinator 0.000 s; 3 + 2 tokens, 10.0 tokens/s"
     )
+
+
+@pytest.mark.parametrize(("count", "said"), [(2, "all at once"), (1, "one token at most")])
+def test_the_line_of_tokens_that_came_before_the_first_text(count: int, said: str) -> None:
+    spans = {"first_text": 0.3, "decode": 0.0}
+    answer, _ = ask([Done("me", "u1", "length", "", 3, count, spans)])
+    assert where_time_went(answer).endswith(f"; 3 + {count} tokens, {said}")
