@@ -87,6 +87,7 @@ class Coordinator(Actor):
 
     def status(self) -> dict[str, Any]:
         s, now = self.scheduler, self.context.now()
+        window, kept = s.ops.window, s.ops.kept
         return {
             "ready_seconds": round(now - self.ready_since, 3),
             "ring": {"state": s.ring.state, "term": str(s.ring.term), "why": s.ring.why},
@@ -94,18 +95,18 @@ class Coordinator(Actor):
             "routing": {"setting": self.topology.routing} | (s.router.status() if s.router else {}),
             "limits": {name: s.limit(name)[0] for name in self.topology.limits()},
             "window": {
-                "outstanding": len(s.window),
-                "bytes": s.window.nbytes,
-                "depth": s.window.depth,
-                "peak": s.window.peak,
+                "outstanding": len(window),
+                "bytes": window.nbytes,
+                "depth": window.depth,
+                "peak": window.peak,
             },
-            "ops": show.ops(now, s.window),
+            "ops": show.ops(now, window),
             "requests": [
                 {"label": self.way_out.label(x.request.uid), **show.request(now, x)}
                 for x in s.live.values()
             ],
             **self.way_out.status(now),
-            "ring_cache": s.kept.status() if s.kept else None,
+            "ring_cache": kept.status() if kept else None,
             "clients": len(self.way_out.clients),
             "outcomes": dict(self.way_out.outcomes),
         }
@@ -311,7 +312,7 @@ class Coordinator(Actor):
             event(
                 "op_sent", att=message.att, use=message.use, seq=message.seq,
                 start=message.start, stop=message.stop, last=message.last, more=message.more,
-                outstanding=self._outstanding(), depth=self.scheduler.window.depth,
+                outstanding=self._outstanding(), depth=self.scheduler.ops.window.depth,
             )  # fmt: skip
             self._log_prefix(message)
         elif isinstance(message, Reserve | ReserveLane):
@@ -327,7 +328,7 @@ class Coordinator(Actor):
         """Once for each attempt, with its first op."""
         mode, live = self.topology.prefix_cache, self.scheduler.live.get(op.att)
         cached, restored = op.cached, len(op.restore) * self.topology.chunk
-        if live is None or op.start != restored or not (self.scheduler.kept or mode != OFF):
+        if live is None or op.start != restored or not (self.scheduler.ops.kept or mode != OFF):
             return
         self.context.event(
             "prefix_used", uid=live.request.uid, att=op.att, n_prompt=live.n_prompt,

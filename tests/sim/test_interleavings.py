@@ -99,7 +99,7 @@ def test_a_cancel_that_overtakes_the_ops_spares_the_ring_the_work(seed: int) -> 
 def test_a_reply_after_the_cancel(seed: int) -> None:
     """It gives the window its credit back, and changes nothing else."""
     world, a, b = begun(seed, "unreplied")
-    window = world.actor("coordinator").scheduler.window
+    window = world.actor("coordinator").scheduler.ops.window
     out = len(window)
     world.user.cancel(b)
     world.settle()

@@ -71,7 +71,7 @@ class World(Cluster):
         return (
             not coordinator.way_out.clients
             and not coordinator.scheduler.live
-            and len(coordinator.scheduler.window) == 0
+            and len(coordinator.scheduler.ops.window) == 0
             and owner.status()["idle"]
             and all(not s.queue and not s.ring.rows for s in stages)
         )
