@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.harness import PATIENT, RUNS, started, write_config
+from tests.process.harness import PATIENT, RUNS, own_home, started, write_config
 from tools.inspect.check import check
 from tools.inspect.run import Run
 from tools.launch import Running
@@ -41,9 +41,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toy]:
     """One topology for all tests of a module that break nothing."""
-    directory = tmp_path_factory.mktemp("toy")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ZPD_HOME", str(directory / "home"))
+    with own_home(tmp_path_factory.mktemp("toy")) as directory:
         config = write_config(directory, timeouts=PATIENT)
         with started(config, directory / "run") as running:
             yield Toy(config, running)

@@ -13,12 +13,13 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import psutil
+import pytest
 
 from tools.bring_up import until_ready
 from tools.interrupts import Interrupts
@@ -55,6 +56,14 @@ def free_ports(count: int) -> list[int]:
         for s in sockets:
             s.bind(("127.0.0.1", 0))
         return [s.getsockname()[1] for s in sockets]
+
+
+@contextlib.contextmanager
+def own_home(directory: Path) -> Iterator[Path]:
+    """No node below needs what is pulled, nor leaves state behind ``directory``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ZPD_HOME", str(directory / "home"))
+        yield directory
 
 
 def write_config(
