@@ -40,12 +40,6 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
             yield made
 
 
-@pytest.fixture
-def client(door: Front) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{door.url}/v1", api_key="x", max_retries=0) as made:
-        yield made
-
-
 def text_of(prompt: str, count: int) -> str:
     """What the toy answers, greedy: its ids are bytes."""
     return bytes(toy_answer(list(prompt.encode()), count)).decode("utf-8", "replace")
