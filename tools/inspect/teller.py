@@ -69,9 +69,9 @@ class Teller:
         last = [h for h in self.found if h.open and (done is None or h.gate == gates.READER)]
         return max(last, key=lambda h: h.rank, default=None)
 
-    def _t(self, event: str, which: int = 0) -> float | None:
+    def _t(self, event: str) -> float | None:
         found = self.by.get(event)
-        return found[which].t if found else None
+        return found[0].t if found else None
 
     def _hold(
         self, start: float | None, stop: float | None, node: str, gate: str, why: str, rank: int
