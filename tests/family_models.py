@@ -22,6 +22,7 @@ from tests.tiny_model import CONFIG, tokenizer
 
 VOCAB = int(CONFIG["vocab_size"])
 LAYERS = 4
+END = 2  # the id that ends an answer
 SMALL_VOCAB = 211
 WINDOW = 11
 
@@ -67,7 +68,7 @@ def save(name: str, path: Path, **changes: Any) -> Path:
     torch.manual_seed(sorted(FAMILIES).index(name))
     said = {
         "vocab_size": VOCAB, "num_hidden_layers": LAYERS, "max_position_embeddings": 128,
-        "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, **numbers, **changes,
+        "bos_token_id": 1, "eos_token_id": END, "pad_token_id": 0, **numbers, **changes,
     }  # fmt: skip
     _save(model_class(config_class(**said)), path, SHARD if name == SHARDED else "1GB")
     tokenizer().save(str(path / "tokenizer.json"))
