@@ -7,7 +7,6 @@ import json
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +23,7 @@ import pytest
 from tools.bring_up import until_ready
 from tools.interrupts import Interrupts
 from tools.launch import Running, child_environment
+from tools.ports import free_ports
 from tools.rows import Board
 from tools.watch import Watch
 from zpd.config import load
@@ -47,15 +47,6 @@ QUICK = {
 }
 # A node may stand still for the length of a test and is not suspected.
 PATIENT = {**QUICK, "suspect": 60.0, "chunk": 60.0, "step": 60.0, "request": 120.0}
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody holds now, all different."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
 
 
 @contextlib.contextmanager

@@ -12,17 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.process.front import Front
-from tests.process.harness import (
-    LIMIT,
-    PATIENT,
-    free_ports,
-    own_home,
-    started,
-    wait_until,
-    write_config,
-    zpd,
-)
+from tests.process.harness import LIMIT, PATIENT, own_home, started, wait_until, write_config, zpd
 from tests.process.users import User, until_status
+from tools.ports import free_ports
 from zpd import gates
 from zpd.config import load
 from zpd.testing.shaper import Leg, Shape, Shaper

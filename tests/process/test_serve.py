@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.process.front import Front, front
 from tests.process.harness import Command, gone, own_home, pids, send, wait_until, zpd
-from tools.local import free_ports
+from tools.ports import free_ports
 
 
 @pytest.fixture(scope="module")

@@ -11,17 +11,9 @@ from typing import Any
 import pytest
 
 from tests.process.conftest import Toy
-from tests.process.harness import (
-    LIMIT,
-    free_ports,
-    own_home,
-    send,
-    started,
-    wait_until,
-    write_config,
-    zpd,
-)
+from tests.process.harness import LIMIT, own_home, send, started, wait_until, write_config, zpd
 from tests.process.test_node import Node
+from tools.ports import free_ports
 from zpd.client import Client
 from zpd.config import load
 from zpd.messages import Note
