@@ -17,6 +17,7 @@ from nodes.door import Waiting, check, tokenise
 from nodes.facts import facts, hidden_size
 from nodes.fit import check_fit
 from nodes.guide import Guides
+from nodes.schedulerlog import SchedulerLog
 from nodes.text import Text
 from nodes.wayout import BY_CLIENT, WayOut, logprobs
 from zpd.actor import Actor, Context, Progress
@@ -25,8 +26,7 @@ from zpd.blobs import Blob
 from zpd.decisions import Action, Finished, Grew, Refusal, Routed, Send
 from zpd.errors import Outcome, RemoteError, UserError
 from zpd.facts import limits, plan_differs
-from zpd.ids import Attempt, Term
-from zpd.lanecache import OFF
+from zpd.ids import Attempt
 from zpd.messages import (
     Accepted,
     Ask,
@@ -39,14 +39,11 @@ from zpd.messages import (
     Message,
     Open,
     Opened,
-    Prefill,
-    Release,
     Reply,
     Reserve,
     ReserveLane,
     Token,
 )
-from zpd.ring import RingState
 from zpd.routing import COST
 from zpd.scheduler import Scheduler
 from zpd.topology import Node, Topology
@@ -67,15 +64,14 @@ class Coordinator(Actor):
         itemsize = 2 if topology.stages[0].dtype != "float32" else 4
         per_token = hidden_size(topology) * itemsize
         self.scheduler = Scheduler(topology, context.incarnation, per_token)
+        self.log = SchedulerLog(context, topology, self.scheduler)
         self.text = text
         self.guides = Guides(topology.model.name)  # the door worker's
         self.door = Waiting()
         self.way_out = WayOut(context, self._stopped)
         self.uids = 0
-        self.sent: dict[int, tuple[float, bool]] = {}  # seq of an outstanding op -> when, more
         self.was_ready: tuple[bool, str] | None = None
         self.ready_since = 0.0  # when that word was first said
-        self.was_open: Term | None = None  # the ring's, as the log has it
 
     def facts(self) -> dict[str, str]:
         return facts(self.topology)
@@ -87,6 +83,7 @@ class Coordinator(Actor):
 
     def status(self) -> dict[str, Any]:
         s, now = self.scheduler, self.context.now()
+        window, kept = s.ops.window, s.ops.kept
         return {
             "ready_seconds": round(now - self.ready_since, 3),
             "ring": {"state": s.ring.state, "term": str(s.ring.term), "why": s.ring.why},
@@ -94,18 +91,18 @@ class Coordinator(Actor):
             "routing": {"setting": self.topology.routing} | (s.router.status() if s.router else {}),
             "limits": {name: s.limit(name)[0] for name in self.topology.limits()},
             "window": {
-                "outstanding": len(s.window),
-                "bytes": s.window.nbytes,
-                "depth": s.window.depth,
-                "peak": s.window.peak,
+                "outstanding": len(window),
+                "bytes": window.nbytes,
+                "depth": window.depth,
+                "peak": window.peak,
             },
-            "ops": show.ops(now, s.window),
+            "ops": show.ops(now, window),
             "requests": [
                 {"label": self.way_out.label(x.request.uid), **show.request(now, x)}
                 for x in s.live.values()
             ],
             **self.way_out.status(now),
-            "ring_cache": s.kept.status() if s.kept else None,
+            "ring_cache": kept.status() if kept else None,
             "clients": len(self.way_out.clients),
             "outcomes": dict(self.way_out.outcomes),
         }
@@ -184,19 +181,12 @@ class Coordinator(Actor):
             self.context.event("reply_out_of_order", why=str(error))
             actions = self.scheduler.out_of_order(now, error)
         else:
-            sent_at, _ = self.sent.pop(message.seq, (now, False))
-            self.context.event(
-                "op_replied", att=message.att, use=message.use, seq=message.seq,
-                start=message.start, stop=message.stop, skip=message.skip, took=now - sent_at,
-                outstanding=self._outstanding(),
-            )  # fmt: skip
+            self.log.replied(now, message)
         self._do(actions)
 
     def _opened(self, message: Open | Opened) -> None:
         if self.scheduler.opened(message):
-            ring = self.scheduler.ring.ring
-            self.was_open = ring.term
-            self.context.event("ring_opened", term=ring.term, stages=list(ring.stages))
+            self.log.opened()
 
     # ---- door --------------------------------------------------------------------------------
 
@@ -272,14 +262,15 @@ class Coordinator(Actor):
     # ---- way out -----------------------------------------------------------------------------
 
     def _do(self, actions: list[Action]) -> None:
-        self._watch_ring()
+        if self.log.broken():
+            self.way_out.note("ring", f"the ring broke: {self.scheduler.ring.why}")
         for action in actions:
             if isinstance(action, Send):
                 self._send(action)
             elif isinstance(action, Grew):
                 self.way_out.grew(action)
             elif isinstance(action, Routed):
-                self._log_routed(action)
+                self.log.routed(action)
             else:
                 self.way_out.finished(action)
         self._watch_ready()
@@ -292,61 +283,10 @@ class Coordinator(Actor):
             guide = self.scheduler.live[action.message.att].request.guide
             blobs += (Blob.text(guide),) if guide else ()
         sent = self.context.send(action.peer, action.message, blobs, bulk=action.bulk)
-        self._log_sent(action.message)
+        self.log.sent(action.message)
         if not sent and action.bulk:
             now, me = self.context.now(), self.node.name
             self._do(self.scheduler.link_lost(now, me, action.peer, "an op could not be sent"))
-
-    def _log_routed(self, routed: Routed) -> None:
-        live, choice = self.scheduler.live[routed.att], routed.choice
-        self.context.event(
-            "route_chosen", uid=live.request.uid, att=routed.att, n_prompt=live.n_prompt,
-            route=choice.route, reason=choice.reason, remote=choice.remote, local=choice.local,
-        )  # fmt: skip
-
-    def _log_sent(self, message: Message) -> None:
-        event = self.context.event
-        if isinstance(message, Prefill):
-            self.sent[message.seq] = (self.context.now(), message.more)
-            event(
-                "op_sent", att=message.att, use=message.use, seq=message.seq,
-                start=message.start, stop=message.stop, last=message.last, more=message.more,
-                outstanding=self._outstanding(), depth=self.scheduler.window.depth,
-            )  # fmt: skip
-            self._log_prefix(message)
-        elif isinstance(message, Reserve | ReserveLane):
-            live = self.scheduler.live[message.att]
-            event("attempt_reserved", uid=live.request.uid, att=message.att)
-        elif isinstance(message, Release):
-            event(
-                "attempt_released", att=message.att, reason=message.reason,
-                never_sent=message.never_sent,
-            )  # fmt: skip
-
-    def _log_prefix(self, op: Prefill) -> None:
-        """Once for each attempt, with its first op."""
-        mode, live = self.topology.prefix_cache, self.scheduler.live.get(op.att)
-        cached, restored = op.cached, len(op.restore) * self.topology.chunk
-        if live is None or op.start != restored or not (self.scheduler.kept or mode != OFF):
-            return
-        self.context.event(
-            "prefix_used", uid=live.request.uid, att=op.att, n_prompt=live.n_prompt,
-            cached=cached, restored=restored, mode=mode,
-        )  # fmt: skip
-
-    def _outstanding(self) -> int:
-        """As the log has it, line by line; the window is ahead of it."""
-        return sum(not more for _, more in self.sent.values())
-
-    def _watch_ring(self) -> None:
-        ring = self.scheduler.ring
-        if self.was_open is not None and ring.state is not RingState.OPEN:
-            self.context.event(
-                "ring_broken", term=self.was_open, why=ring.why, outstanding=self._outstanding()
-            )
-            self.way_out.note("ring", f"the ring broke: {ring.why}")
-            self.was_open = None
-            self.sent.clear()
 
     def _watch_ready(self) -> None:
         ready = self.ready()

@@ -4,8 +4,8 @@ The life of a request here: RESERVE queues (first its guide is made, if it has o
 lands in the source slot, each chunk after the key check -> complete: the compute worker imports it
 into a lane -> the slot drains and is free -> the worker samples the first token -> the lane steps
 until its end. A prompt that is prefilled here (RESERVE_LANE) needs no slot: chunk by chunk the
-worker computes it in its lane. ``zpd.owner`` decides; this file does what it says; the lanes'
-compute is ``nodes.lanes``.
+worker computes it in its lane. ``zpd.owner`` decides; this file does what it says, with
+``nodes.landing`` for KV, ``nodes.drains`` for slots that drain and ``nodes.lanes`` for compute.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from __future__ import annotations
 from typing import Any
 
 from nodes import show
+from nodes.drains import Drains
 from nodes.engine.base import DecodeEngine
 from nodes.engine.make import decode_engine
 from nodes.facts import facts
 from nodes.fit import check_fit
 from nodes.guide import Guide, Guides
+from nodes.landing import Landing
 from nodes.lanes import Answer, Lanes
+from nodes.ownerlog import OwnerLog
 from nodes.sampling import Sampler
 from nodes.segments import Files, Segments, SharedMemory
 from zpd.actor import Actor, Context, Progress
@@ -42,7 +45,7 @@ from zpd.messages import (
 )
 from zpd.owner import Owner
 from zpd.prefetch import REMOTE
-from zpd.reservation import Event, Step
+from zpd.reservation import Step
 from zpd.rulings import Action, Drain, Granted, KeepLane, LaneGranted, StartImport, StopLane
 from zpd.rulings import Ended as OwnerEnded
 from zpd.slots import Writer
@@ -76,13 +79,14 @@ class DecodeNode(Actor):
         )  # fmt: skip
         made = engine or decode_engine(topology, node, self.memory)
         self.lanes = Lanes(context, topology, self.owner, made, self.cache, self._do)
+        self.landing = Landing(context, self.owner, self.lanes, self._do)
+        drain = topology.timeouts.drain
+        self.drains = Drains(context, self.owner, self.lanes, drain, self._do)
+        self.log = OwnerLog(context, self.owner)
         self.guides = Guides(topology.model.name)
         self.block_bytes = self.engine.block_bytes if self.cache else 0
         self.coordinator = topology.coordinator.name
         self.loaded = False
-        self.lanes_logged = list(self.owner.lanes)
-        self.slots_logged: dict[int, tuple[Attempt | None, float]] = {}  # whose, changed when
-        self.waits_logged = ("", "")  # whose grant waits, for what
         self.told = NO_TERM  # the newest term whose opening we told the coordinator
 
     @property
@@ -111,7 +115,7 @@ class DecodeNode(Actor):
             "slots": self.owner.phases(),
             "lanes": [str(a) if a else None for a in self.owner.lanes],
             "queue": len(self.owner.queue),
-            **show.owner(self.context.now(), self.owner, self.slots_logged),
+            **show.owner(self.context.now(), self.owner, self.log.slots),
             "prefetch_next": self.owner.prefetch_next,
             "segments": {
                 "shared": self.memory is not None and not self.memory.why,
@@ -166,7 +170,7 @@ class DecodeNode(Actor):
                 raise RemoteError("not_for_me", f"{type(message).__name__} from {peer}")
         elif isinstance(message, Kv | End | Opened) and peer == message.writer:
             if isinstance(message, Kv):
-                self._kv(message, blobs)
+                self.landing.take(message, blobs)
             elif isinstance(message, End):
                 actions, why = self.owner.end(now, message.use, message.term, peer)
                 if why:
@@ -214,56 +218,15 @@ class DecodeNode(Actor):
             at = (message.att, message.ring, message.n_prompt)
             self._do(self.owner.reserve(now, *at, seen, message.priority))
 
-    def _kv(self, message: Kv, blobs: tuple[Blob, ...]) -> None:
-        """The one place where KV lands: key check, copy and progress in one go, on this thread."""
-        now, use, writer = self.context.now(), message.use, message.writer
-        layers = (message.first_layer, message.last_layer)
-        hidden = len(blobs) % 2 == 1
-        why = self.owner.refuse_kv(
-            use, message.term, writer, layers, message.start, message.stop, hidden
-        )
-        if why:
-            self.context.event(
-                "kv_refused", use=use, writer=writer, start=message.start, stop=message.stop,
-                reason=why,
-            )  # fmt: skip
-            raise RemoteError(why, f"KV of {use}")
-        att = self.owner.slots[use.slot].att
-        answer = self.answers.get(att) if att else None
-        try:
-            nbytes = self._land(message, blobs)
-        except RemoteError as error:
-            self._do(self.owner.bad_kv(now, use, str(error)))
-            raise
-        if answer is not None and hidden:
-            answer.hidden = blobs[-1]
-        self.context.event(
-            "kv_landed", use=use, writer=writer, start=message.start, stop=message.stop,
-            nbytes=nbytes,
-        )  # fmt: skip
-        self._do(self.owner.landed(now, use, writer, message.stop, hidden))
-        if answer is not None and answer.lane < 0 and self.owner.slots[use.slot].complete:
-            answer.whole = now
-
-    def _land(self, message: Kv, blobs: tuple[Blob, ...]) -> int:
-        """Bytes that came in the message; 0 where the stage has written them to the slot itself."""
-        if len(blobs) < 2:
-            if self.owner.writers[message.writer].shared:
-                return 0
-            raise RemoteError("kv", "a stage that shares no memory sent none")
-        if blobs[0].shape[2:3] != (message.stop - message.start,):
-            raise RemoteError("wrong_shape", "KV of another length than its range")
-        self.engine.land(message.use.slot, message.first_layer, message.start, blobs[0], blobs[1])
-        return blobs[0].nbytes + blobs[1].nbytes
-
     # ---- out: what the owner decided ---------------------------------------------------------
 
     def _do(self, actions: list[Action]) -> None:
-        if self.owner.lanes != self.lanes_logged:
-            self._log_lanes()
+        self.log.lanes()
         for action in actions:
             if isinstance(action, Step):
-                self._log(action)
+                self.log.step(action)
+                if action.freed:
+                    self.drains.freed(action.slot, action.epoch)
             elif isinstance(action, Granted):
                 self.answers[action.att].granted = self.context.now()
                 if action.cached:
@@ -285,68 +248,11 @@ class DecodeNode(Actor):
             elif isinstance(action, StopLane):
                 self.answers.pop(action.att, None)
             elif isinstance(action, Drain):
-                at = self.context.now() + self.topology.timeouts.drain
-                self.context.set_timer((action.slot, action.epoch), at)
-        self._log_queue()
-
-    def _log_queue(self) -> None:
-        first = self.owner.queue[0] if self.owner.queue else None
-        waits = (str(first.att), self.owner.waits_for(first)) if first else ("", "")
-        if waits != self.waits_logged:
-            self.waits_logged = waits
-            self.context.event("queue_waits", att=waits[0], what=waits[1])
-
-    def _log_lanes(self) -> None:
-        now = self.owner.lanes
-        for lane, (before, after) in enumerate(zip(self.lanes_logged, now, strict=True)):
-            if before != after:
-                self.context.event(
-                    "lane_changed", lane=lane, before=before or "", after=after or ""
-                )
-        self.lanes_logged = list(now)
-
-    def _log(self, step: Step) -> None:
-        now = self.context.now()
-        att, since = self.slots_logged.get(step.slot, (None, now))
-        if step.event is Event.RESERVE:
-            att = self.owner.slots[step.slot].att
-        self.context.event(
-            "slot_transition", slot=step.slot, epoch=step.epoch, step=step.event,
-            user=step.user, before=step.before, after=step.after, att=att or "", age=now - since,
-        )  # fmt: skip
-        self.slots_logged[step.slot] = (att, since if step.before == step.after else now)
-        if step.freed:
-            self.context.cancel_timer((step.slot, step.epoch))
-            self.context.event("slot_freed", slot=step.slot, epoch=step.epoch)
+                self.drains.begin(action)
+        self.log.queue()
 
     def on_timer(self, key: Any) -> None:
-        """The budget of a drain ended. Whatever the fence needs is there before it is set."""
-        slot, epoch = key
-        segment = self.owner.fresh_segment(slot, epoch)
-        if not segment:
-            self._fence(slot, epoch)
-            return
-
-        def mapped(fresh: Any, error: BaseException | None) -> None:
-            if error is not None:
-                self.context.event("fence_failed", slot=slot, epoch=epoch, why=str(error))
-                self._do([Drain(slot, epoch)])
-            elif self.owner.fresh_segment(slot, epoch) == segment:
-                self.engine.slots.adopt(slot, segment, fresh)
-                self._fence(slot, epoch)
-            else:  # its writers ended meanwhile
-                self.engine.slots.discard(slot, segment)
-
-        self.context.submit(
-            lambda p: self.engine.slots.fresh(slot, segment), mapped, worker="memory"
-        )
-
-    def _fence(self, slot: int, epoch: int) -> None:
-        actions = self.owner.drain_expired(self.context.now(), slot, epoch)
-        users = [a.user for a in actions if isinstance(a, Step) and a.event is Event.FENCED]
-        if users:
-            self.context.event("slot_fenced", slot=slot, epoch=epoch, users=users)
-        self._do(actions)
+        self.drains.over(*key)
 
     # ---- membership --------------------------------------------------------------------------
 

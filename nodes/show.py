@@ -33,7 +33,7 @@ def request(now: float, live: Live) -> dict[str, Any]:
 
 
 def ops(now: float, window: Window) -> list[dict[str, Any]]:
-    """Those outstanding, the oldest first; the key is ``zpd.scheduler``'s."""
+    """Those outstanding, the oldest first; the key is ``zpd.ops``'s."""
     return [
         {"seq": seq, "att": str(att), "start": start, "stop": stop, "seconds": _since(now, sent)}
         for (att, _, seq, start, stop, _), sent in window.out()

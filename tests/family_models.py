@@ -1,4 +1,5 @@
-"""A small random model of each family, as transformers saves it. Each is odd in what it can be."""
+"""Small random models, as transformers saves them: one of each family, each odd in what it can be,
+and Llamas of any sizes."""
 
 from __future__ import annotations
 
@@ -21,6 +22,8 @@ from tests.tiny_model import CONFIG, tokenizer
 
 VOCAB = int(CONFIG["vocab_size"])
 LAYERS = 4
+END = 2  # the id that ends an answer
+SMALL_VOCAB = 211
 WINDOW = 11
 
 # Saved in shards, with an index.
@@ -65,12 +68,26 @@ def save(name: str, path: Path, **changes: Any) -> Path:
     torch.manual_seed(sorted(FAMILIES).index(name))
     said = {
         "vocab_size": VOCAB, "num_hidden_layers": LAYERS, "max_position_embeddings": 128,
-        "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, **numbers, **changes,
+        "bos_token_id": 1, "eos_token_id": END, "pad_token_id": 0, **numbers, **changes,
     }  # fmt: skip
-    config = config_class(**said)
-    model = model_class(config)
-    for weight in model.parameters():  # transformers' own are so small that layers do little
-        weight.data += 0.15 * torch.randn_like(weight)
-    model.save_pretrained(path, max_shard_size=SHARD if name == SHARDED else "1GB")
+    _save(model_class(config_class(**said)), path, SHARD if name == SHARDED else "1GB")
     tokenizer().save(str(path / "tokenizer.json"))
     return path
+
+
+def small_llama(path: Path, seed: int, **sizes: Any) -> Path:
+    """A Llama of ``LAYERS`` layers for engines, which read no tokenizer. ``sizes``: of
+    config.json."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=SMALL_VOCAB, num_hidden_layers=LAYERS, max_position_embeddings=128, **sizes
+    )
+    _save(LlamaForCausalLM(config), path)
+    (path / "tokenizer.json").touch()  # a model without one is not whole
+    return path
+
+
+def _save(model: Any, path: Path, shard: str = "1GB") -> None:
+    for weight in model.parameters():  # transformers' own are so small that layers do little
+        weight.data += 0.15 * torch.randn_like(weight)
+    model.save_pretrained(path, max_shard_size=shard)

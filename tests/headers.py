@@ -1,4 +1,4 @@
-"""A good header taken apart, to be spoiled and put together again."""
+"""A good header taken apart, to be spoiled and put together again; and how the spoiled end."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
+import pytest
 
 from zpd import wire
+from zpd.errors import RemoteError
 from zpd.layout import Layout
 from zpd.messages import MESSAGES
 
@@ -75,3 +77,12 @@ def take_apart(part: bytes) -> Header:
         table,
         list(struct.unpack(f"<{len(reals) // 8}d", reals)),
     )
+
+
+def refusal(*parts: Any) -> RemoteError:
+    """The error that these parts end in."""
+    with pytest.raises(RemoteError) as caught:
+        wire.decode(list(parts))
+    assert caught.value.reason in wire.REASONS
+    assert len(str(caught.value)) < 600
+    return caught.value

@@ -29,6 +29,12 @@ def reference(path: Path, prompt: list[int], n: int) -> tuple[list[int], np.ndar
     return out.sequences[0, len(prompt) :].tolist(), logits[0].numpy(), margin(top)
 
 
+def ended(path: Path, prompt: list[int], n: int, end: int) -> list[int]:
+    """transformers' greedy tokens up to the first ``end``, which is the last one."""
+    tokens, _, _ = reference(path, prompt, n)
+    return tokens[: tokens.index(end) + 1] if end in tokens else tokens
+
+
 def margin(top: torch.Tensor) -> float:
     return float((top[:, 0] - top[:, 1]).min())
 

@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.status import Status
 
-from nodes.models.directory import resolve
-from nodes.models.spec import read_spec
 from tools.ahead import plan, report
 from tools.ahead.engine import running
-from tools.ahead.load import SYNTHETIC, Load, Say
+from tools.ahead.load import Load
 from tools.interrupts import Interrupts
+from tools.warm.flags import SYNTHETIC, Say, about, add_budget, check_seconds, spec_of
 from zpd.errors import UserError
 
 HELP = "gain of prefetch_next next to the law's value, overlap, equal answers"
@@ -52,14 +50,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="LIST",
         help=f"{SYNTHETIC}, or NAME[:DTYPE], with commas (those pulled of {DEFAULT})",
     )
-    add("--budget", type=float, default=300.0, metavar="S", help="of each model (%(default)s)")
+    add_budget(parser, 300.0)
     add("--quick", action="store_true", help="two small shapes, one repeat: no statistics")
     add("--json", action="store_true", help="one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    if not 1 <= args.budget <= 86400:
-        raise UserError(f"--budget {args.budget}: must be seconds from 1 to 86400")
+    check_seconds("--budget", args.budget, 1)
     wanted = _wanted(args.models, QUICK_SECONDS if args.quick else SECONDS)
     screen = Console(file=sys.stderr, highlight=False, markup=False)
     found: dict[str, Any] = {"note": NOTE, "cores": os.cpu_count(), "engines": [], "rows": []}
@@ -69,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
                 directory = Path(work) / str(i)
                 directory.mkdir()
                 with screen.status(f"{load}: starting") as status:
-                    say = _teller(load, status)
+                    say = about(load, status.update)
                     rows, whole = _measure(load, args, directory, interrupts, say)
                 found["rows"] += rows
                 found["engines"].append(whole)
@@ -97,19 +94,9 @@ def _wanted(said: str, seconds: float) -> list[Load]:
         if name == SYNTHETIC:
             loads.append(Load(SYNTHETIC, "", 0, TOY_VOCAB, seconds))
             continue
-        try:
-            spec = read_spec(resolve(name))
-        except UserError as e:
-            if said:
-                raise UserError(f"--models {word}: {e}") from None
-            print(f"zpd bench prefetch: left out: {e}", file=sys.stderr)
-            continue
-        loads.append(Load(name, dtype or DTYPES[0], spec.max_position, spec.vocab_size))
+        if spec := spec_of(name, word, said, "prefetch"):
+            loads.append(Load(name, dtype or DTYPES[0], spec.max_position, spec.vocab_size))
     return loads
-
-
-def _teller(load: Load, status: Status) -> Say:
-    return lambda text: status.update(f"{load}: {text}")
 
 
 def _measure(

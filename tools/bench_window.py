@@ -19,20 +19,18 @@ from typing import Any
 from rich.console import Console
 
 from nodes.engine.toy import toy_answer
-from nodes.models.directory import resolve
-from nodes.models.spec import read_spec
 from tools.depths import measure, plot, report
 from tools.depths.load import Load
-from tools.depths.measure import DEPTHS, REPEATS, Say
+from tools.depths.measure import DEPTHS, REPEATS
 from tools.depths.ring import Ring, running
 from tools.depths.show import show
 from tools.interrupts import Interrupts
-from zpd.errors import UserError
+from tools.warm.flags import SYNTHETIC, Say, about, add_budget, check_seconds, spec_of
 from zpd.layers import TOY
 from zpd.order import POLICIES
 
 HELP = "TTFT at window depths 1 to 16 and auto, next to the law's value"
-SYNTHETIC, NONE = "synthetic", "none"
+NONE = "none"
 DEFAULT = f"{SYNTHETIC},smollm2-135m-instruct"
 STAGES, CHUNKS, HOPS = 4, (8, 32), (0.0, 0.005, 0.025)
 TAU, TOY_CHUNK, TOY_VOCAB = 0.020, 16, 256
@@ -99,7 +97,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="LIST",
         help=f"{SYNTHETIC}, {NONE}, or names of models, with commas (those pulled of {DEFAULT})",
     )
-    add("--budget", type=float, default=600.0, metavar="S", help="of each model (%(default)s)")
+    add_budget(parser, 600.0)
     add("--plot", type=Path, metavar="FILE.png", help="TTFT against depth (the extra `plot`)")
     add(
         "--load",
@@ -113,10 +111,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    if not 1 <= args.budget <= 86400:
-        raise UserError(f"--budget {args.budget}: must be seconds from 1 to 86400")
-    if not 0 <= args.load <= 86400:
-        raise UserError(f"--load {args.load}: must be seconds from 0 to 86400")
+    check_seconds("--budget", args.budget, 1)
+    check_seconds("--load", args.load, 0)
     if args.plot is not None:
         plot.check(args.plot)
     wanted = _wanted(args.models)
@@ -160,14 +156,8 @@ def _wanted(said: str) -> list[Model | None]:
         if name == SYNTHETIC:
             models.append(None)
             continue
-        try:
-            spec = read_spec(resolve(name))
-        except UserError as e:
-            if said:
-                raise UserError(f"--models {word}: {e}") from None
-            print(f"zpd bench window: left out: {e}", file=sys.stderr)
-            continue
-        models.append(Model(name, spec.max_position, spec.vocab_size))
+        if spec := spec_of(name, word, said, "window"):
+            models.append(Model(name, spec.max_position, spec.vocab_size))
     return models
 
 
@@ -184,7 +174,7 @@ def _synthetic(
                 prompt = measure.prompt(chunks, chunks * TOY_CHUNK, TOY_VOCAB)
                 right = measure.toy_right([prompt], STAGES)
                 name = f"{SYNTHETIC} {STAGES} stages x {chunks} chunks, hops {hop * 1000:g} ms"
-                tell = _teller(name, say)
+                tell = about(name, say)
                 ran = measure.depths(asker, prompt, right, size.depths, size.repeats, tell)
                 found.add(report.rows(name, ran))
 
@@ -234,7 +224,7 @@ def _real(
                 tokens = PROBE * CHUNK if size is QUICK else max(n // scale // CHUNK, PROBE) * CHUNK
                 prompt = measure.prompt(n, tokens, model.vocab)
                 name = f"{model.name} {PAIR} stages x {tokens} tokens, hops {hop * 1000:g} ms"
-                tell = _teller(name, say)
+                tell = about(name, say)
                 rows = report.rows(
                     name,
                     measure.depths(asker, prompt, measure.same(), size.depths, size.repeats, tell),
@@ -277,7 +267,3 @@ def _scale(lengths: list[int], per_token: float, budget: float, size: Size) -> i
     runs = len(MODEL_HOPS) * (size.repeats * (1 + 0.6 * (len(size.depths) - 1)) + 1.2)
     cost = sum(lengths) * per_token * runs
     return next((s for s in SCALES if cost / s <= budget), SCALES[-1])
-
-
-def _teller(name: str, say: Say) -> Say:
-    return lambda text: say(f"{name}: {text}")

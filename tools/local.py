@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from nodes.models.directory import resolve
 from nodes.models.spec import read_spec
+from tools.ports import free_ports
 from zpd import address
 from zpd.confighttp import split
 from zpd.errors import UserError
@@ -88,12 +87,3 @@ def _limits(model: str) -> tuple[int, int]:
 def _values(values: Mapping[str, Any]) -> str:
     # JSON's strings, numbers, lists and booleans are TOML's too.
     return "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
-
-
-def free_ports(count: int) -> Iterable[int]:
-    """Ports of the loopback that nobody holds now, all different."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for s in sockets:
-            s.bind((HERE, 0))
-        return [s.getsockname()[1] for s in sockets]

@@ -1,23 +1,20 @@
 """Pure. Rooms 2 and 3: the coordinator's decisions. Events in, actions out; no IO, no clock.
 
-It admits requests, reserves at the owner, cuts prompts into chunks, sends ops while the window has
-credit, opens the ring, and makes sure that every attempt ends once, by name, within its budgets.
+It admits requests, reserves at the owner, has their chunks sent as ops (``zpd.ops``) while the ring
+is open, opens the ring, and makes sure that every attempt ends once, by name, within its budgets.
 What it returns is done afterwards by ``nodes.coordinator``, in order.
 """
 
 from __future__ import annotations
 
-from math import ceil
-
-from zpd import packing, routing
+from zpd import routing
 from zpd.attempt import Live, Phase, Request
 from zpd.blobs import Blob
+from zpd.budgets import Budgets
 from zpd.decisions import Action, Finished, Grew, Refusal, Routed, Send
-from zpd.depth import AutoDepth
 from zpd.errors import Outcome, RemoteError
-from zpd.ids import Attempt, Block, Use
+from zpd.ids import Attempt
 from zpd.messages import (
-    Close,
     Ended,
     Grant,
     GrantLane,
@@ -31,15 +28,13 @@ from zpd.messages import (
     Skip,
     Token,
 )
-from zpd.order import Order
+from zpd.ops import Ops
 from zpd.prefetch import REMOTE
 from zpd.ring import RingOpener, RingState
-from zpd.ringcache import RingCache
 from zpd.routing import Choice, Router
-from zpd.topology import AUTO, Topology
-from zpd.window import OutOfOrder, Window
+from zpd.topology import Topology
+from zpd.window import OutOfOrder
 
-NOTHING: tuple[Block, ...] = ()
 OWNER_REASONS = {  # the owner's word -> what the client is told
     "stage_lost": Outcome.STAGE_LOST,
     "stage_error": Outcome.STAGE_ERROR,
@@ -60,28 +55,20 @@ class Scheduler:
         self.stages = tuple(s.name for s in topology.stages)
         self.head = self.stages[0]
         self.incarnation = incarnation
-        self.per_token = op_bytes_per_token
-        self.sizer = AutoDepth(len(self.stages)) if topology.prefill_depth == AUTO else None
-        depth = topology.prefill_depth if self.sizer is None else self.sizer.depth
-        self.window = Window(depth, topology.prefill_bytes)
-        self.order: Order[Live] = Order(topology.prefill_order)
-        self.window_moved = 0.0  # when the window last sent its first op or got a reply
+        self.ops = Ops(topology, op_bytes_per_token)
         self.ring = RingOpener(incarnation)
-        blocks = topology.stage_blocks()
-        self.kept = RingCache(topology.chunk, blocks) if blocks else None
+        self.budgets = Budgets(topology)
         self.up: dict[str, int] = {}  # peer -> incarnation
         self.down: dict[str, str] = dict.fromkeys((self.owner, *self.stages), "not seen yet")
         self.head_link = False  # our bulk link to the head
         self.limits: dict[str, dict[str, int]] = {}  # node -> what it claims, by name
         self.live: dict[Attempt, Live] = {}
         self.attempts = 0
-        self.seq = 0
         self.router = None if topology.routing == REMOTE else Router(topology)
         if self.router is not None:
-            self.router.depth = self.window.depth
+            self.router.depth = self.ops.window.depth
         self.loaded = 0  # the owner's incarnation that said so
         self.owner_link = False  # our control link to the owner
-        self.local_moved = 0.0  # when a prompt was last done with at the owner
 
     # ---- what it looks like ------------------------------------------------------------------
 
@@ -204,11 +191,11 @@ class Scheduler:
             return self._end(now, live, Outcome.DECODE_ERROR, why)
         if live.first is None:
             live.first, live.remote = now, dict(message.spans)
-            self._local_moved(now, live)
+            self.budgets.prefilled(now, live)
             if self.router is not None:
                 self.router.answered(live)
         live.phase, live.progress = Phase.DECODE, now
-        self._lane_moved(now, live)
+        self.budgets.lane_moved(now, live, self.live.values())
         live.n_tokens += len(message.ids)
         stopped = message.finish == Outcome.STOP
         actions: list[Action] = [Grew(live.request.uid, message.ids, stopped, logprobs)]
@@ -225,17 +212,10 @@ class Scheduler:
         """Refill first, then do the bookkeeping. Raises OutOfOrder where FIFO is broken."""
         if message.ring != self.ring.ring or self.ring.state is not RingState.OPEN:
             raise RemoteError("stale_term", f"reply of term {message.ring.term}")
-        took = now - self.window.reply(_key(message))
-        self.window_moved = now
-        whole = message.stop - message.start == self.topology.chunk
-        if self.sizer is not None and whole and not message.skip:
-            self.window.depth = self.sizer.saw(took, message.spans)
-            if self.router is not None:
-                self.router.depth = self.window.depth
+        self.ops.replied(now, message)
         if self.router is not None:
+            self.router.depth = self.ops.window.depth
             self.router.replied(now, message.seq, message.skip, message.spans)
-        if self.kept:
-            self.kept.replied(message.att, message.last, message.skip)
         actions = self._refill(now)
         live = self.live.get(message.att)
         if live is None or live.use != message.use:
@@ -305,14 +285,14 @@ class Scheduler:
     def tick(self, now: float) -> list[Action]:
         """Every budget, checked a few times a second. Returns what ran out."""
         actions: list[Action] = []
-        if self.window and now - self.window_moved > self.times.chunk:
+        if self.ops.overdue(now, self.times.chunk):
             why = f"no reply within [timeouts] chunk = {self.times.chunk} s"
             actions += self._break(now, why, Outcome.OP_TIMEOUT)
         for live in list(self.live.values()):
-            over = self._over(now, live)
-            if over is not None:
+            if over := self.budgets.over(now, live):
                 actions += self._end(now, live, *over)
-        actions += self._local_over(now)
+        if late := self.budgets.local_over(now, self.live.values()):
+            actions += self._end(now, late[0], Outcome.OP_TIMEOUT, late[1])
         if self.ring.state is RingState.OPENING and now >= self.ring.retry_at:
             why = f"term {self.ring.term.n}: {self.ring.why}"
             actions += self._break(now, why, Outcome.STAGE_LOST)
@@ -332,115 +312,26 @@ class Scheduler:
         unanswered = [x for x in self.live.values() if x.first is None]
         return self.router.choose(now, n_prompt, unanswered)
 
-    def _local_moved(self, now: float, live: Live) -> None:
-        """``live`` is over or has a token: the owner goes on to the next prompt."""
-        if live.local and live.phase is Phase.PREFILL:
-            self.local_moved = now
-
-    def _local_over(self, now: float) -> list[Action]:
-        """The owner prefills one prompt after the other, so only the oldest one's time runs; before
-        each chunk may come a decode step of other lanes."""
-        mine = (x for x in self.live.values() if x.local and x.phase is Phase.PREFILL)
-        live = next(mine, None)
-        if live is None:
-            return []
-        chunks = ceil(live.n_prompt / self.topology.chunk)
-        budget = chunks * (self.times.chunk + self.times.step)
-        if now - max(live.progress, self.local_moved) <= budget:
-            return []
-        why = f"local prefill, {chunks} x [timeouts] chunk + step = {budget} s"
-        return self._end(now, live, Outcome.OP_TIMEOUT, why)
-
-    def _lane_moved(self, now: float, live: Live) -> None:
-        """``live`` has a token, or is over. Who was prefilled meanwhile waits for its lane, which
-        may take a whole answer; their own budget begins with the lane."""
-        if self.topology.prefetch_next and live.phase in (Phase.IMPORT, Phase.DECODE):
-            for other in self.live.values():
-                if other.att > live.att and other.phase is Phase.IMPORT:
-                    other.progress = now
-
-    def _over(self, now: float, live: Live) -> tuple[Outcome, str] | None:
-        if now >= live.request.deadline:
-            return Outcome.DEADLINE, f"in {live.phase} when its time was over"
-        if live.phase is Phase.RESERVE and now - live.progress > self.times.reserve:
-            return Outcome.QUEUE_TIMEOUT, f"[timeouts] reserve = {self.times.reserve} s"
-        decoding = live.phase in (Phase.IMPORT, Phase.DECODE)
-        if decoding and now - live.progress > self.times.step:
-            return Outcome.STEP_TIMEOUT, f"{live.phase}: [timeouts] step = {self.times.step} s"
-        return None
-
     def _refill(self, now: float) -> list[Action]:
-        """Send ops while there is credit: the most urgent streams first, in the order that the
-        policy gives them."""
-        actions: list[Action] = []
-        while self.ring.state is RingState.OPEN and (pack := self._pack()):
-            if not self.window:
-                self.window_moved = now
-            actions += [self._op(now, x, more=x is not pack[-1]) for x in pack]
-            over = [x for x in pack if x.sent == x.n_prompt]
-            actions += [self._close(x, x.use) for x in over if x.use is not None]
-        return actions
-
-    def _pack(self) -> list[Live]:
-        """Whose next chunk goes out now: the stream whose turn it is, and with a short prompt those
-        whose turns come next, as long as they are short prompts too and fit in its chunk."""
-        pack: list[Live] = []
-        chunk, total = self.topology.chunk, 0
-        # dicts keep the order of the attempts, so of the grants; without a use, it is prefilled in
-        # its lane
-        waiting = [x for x in self.live.values() if x.phase is Phase.PREFILL and x.use is not None]
-        streams = [x for x in waiting if not x.closed]
-        while streams:
-            urgent = min(x.request.priority for x in streams)
-            live = self.order.choose([x for x in streams if x.request.priority == urgent])
-            total += min(live.n_prompt - live.sent, chunk)
-            short = self.topology.packing != packing.OFF and live.n_prompt < chunk
-            if pack and not (short and total <= chunk and self.window.fits(total * self.per_token)):
-                break
-            if not pack and not self.window.has_credit(total * self.per_token):
-                break
-            self.order.took(live)
-            pack.append(live)
-            streams = [x for x in streams if x is not live] if short else []
-        return pack
-
-    def _op(self, now: float, live: Live, more: bool) -> Send:
-        """The next op of a stream; the window has credit for it."""
-        assert live.use is not None
-        start, restore = live.sent, NOTHING
-        if self.kept and not start:
-            restore = self.kept.restore(live.att, live.request.prompt)
-            start = live.restored = len(restore) * self.topology.chunk
-        stop = min(start + self.topology.chunk, live.n_prompt)
-        self.seq += 1
-        op = Prefill(
-            self.ring.ring, live.use, live.att, self.seq, start, stop, stop == live.n_prompt,
-            cached=live.cached, restore=restore, more=more,
-        )  # fmt: skip
-        self.window.send(_key(op), (stop - start) * self.per_token, now, more)
+        """Send ops, if the ring is open and there is credit."""
+        if self.ring.state is not RingState.OPEN:
+            return []
+        sends = self.ops.refill(now, self.ring.ring, self.live.values())
         if self.router is not None:
-            self.router.sent(now, op.seq, op.att, stop - start)
-        live.sent = stop
-        return Send(self.head, op, live.request.prompt[start:stop], bulk=True)
-
-    def _close(self, live: Live, use: Use) -> Send:
-        live.closed = True
-        first, keep = 0, NOTHING
-        if self.kept and live.sent == live.n_prompt:
-            first, keep = self.kept.keep(live.att, live.request.prompt)
-        elif self.kept:
-            self.kept.ended(live.att)
-        return Send(self.head, Close(self.ring.ring, use, first, keep), bulk=True)
+            for op in (send.message for send in sends):
+                if isinstance(op, Prefill):
+                    self.router.sent(now, op.seq, op.att, op.stop - op.start)
+        return [*sends]
 
     def _end(self, now: float, live: Live, outcome: Outcome, detail: str) -> list[Action]:
         """The one way out. The ring is told in band (CLOSE), the owner by RELEASE, the client at
         once; whether the slot is free yet is the owner's business."""
         del self.live[live.att]
-        self._lane_moved(now, live)
-        self._local_moved(now, live)
+        self.budgets.lane_moved(now, live, self.live.values())
+        self.budgets.prefilled(now, live)
         actions: list[Action] = [Finished(live, outcome, detail)]
         if live.use is not None and live.sent and not live.closed:
-            actions.append(self._close(live, live.use))
+            actions.append(self.ops.close(self.ring.ring, live))
         if live.use is not None and live.sent and live.replied is None:
             actions.append(Send(self.head, Skip(live.use)))
         actions.append(Send(self.owner, Release(live.att, outcome, live.sent == 0)))
@@ -460,7 +351,7 @@ class Scheduler:
 
         No CLOSE is sent on a broken ring: OPENED of the next term ends every older use."""
         self.ring.broken(now, why, self.times.heartbeat)
-        self.window.clear()
+        self.ops.broken()
         if self.router is not None:
             self.router.forget_ops()
         actions: list[Action] = []
@@ -477,11 +368,5 @@ class Scheduler:
             return []
         stages = tuple(self.up[s] for s in self.stages)
         message = self.ring.open(now, stages, self.up[self.owner], self.times.handshake)
-        if self.kept:
-            self.kept.forget()
+        self.ops.opening()
         return [Send(self.head, message, bulk=True)]
-
-
-def _key(op: Prefill | Reply) -> tuple[object, ...]:
-    """What a reply must echo."""
-    return (op.att, op.use, op.seq, op.start, op.stop, op.last)

@@ -19,7 +19,6 @@ from zpd.wire import Envelope, Seal, decode_in, head
 
 CONTROL = "control"
 BULK = "bulk"
-LINKS = (CONTROL, BULK)
 
 
 def route_of(name: str, incarnation: int, number: int) -> bytes:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from time import perf_counter
 
 import numpy as np
 
@@ -28,13 +26,10 @@ class NoProgress:
 
 @dataclass(frozen=True)
 class Answer:
-    """``tokens`` end with the one that finished it; ``finish`` is an ``Outcome`` value. Seconds."""
+    """``tokens`` end with the one that finished it; ``finish`` is an ``Outcome`` value."""
 
     tokens: tuple[int, ...]
     finish: str
-    prefill_s: float
-    import_s: float  # and the first token
-    decode_s: float  # all other tokens
 
 
 class Solo:
@@ -95,18 +90,13 @@ class Solo:
         """Prefill, import, decode until the answer is finished; ``max_tokens`` is at least 1.
         ``local``: the decode node prefills, so nothing is imported."""
         sampler = Sampler(sampling or Sampling(), prompt, eos_ids)
-        times = [perf_counter()]
         hidden = self._local(prompt, sampler) if local else self._fill(prompt)
-        times.append(perf_counter())
         if not local:
             self._decode.import_slot(0, 0, prompt, sampler, self._progress)
         tokens = [self._decode.first(0, hidden, self._progress)]
-        times.append(perf_counter())
         while not (finish := sampler.finish(tokens[-1], max_tokens)):
             tokens += self._decode.step([0], self._progress)
-        times.append(perf_counter())
-        spans = [b - a for a, b in pairwise(times)]
-        return Answer(tuple(tokens), finish, *spans)
+        return Answer(tuple(tokens), finish)
 
 
 def one_stage(topology: Topology) -> Topology:

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from nodes.engine.solo import NoProgress, Solo, one_stage
 from nodes.engine.torch_decode import TorchDecode
 from nodes.engine.torch_prefill import TorchPrefill
 from nodes.models.checkpoint import Checkpoint
 from nodes.sampling import Sampler
+from tests.family_models import small_llama
 from tests.plans import plan
 from tests.reference import landed, prompt_of, reference
 from zpd.blobs import Blob
@@ -51,16 +51,8 @@ MODELS: dict[str, dict[str, Any]] = {
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {}
     for i, (name, numbers) in enumerate(MODELS.items()):
-        torch.manual_seed(i)
-        config = LlamaConfig(
-            vocab_size=211, num_hidden_layers=4, max_position_embeddings=128, **numbers
-        )
-        model = LlamaForCausalLM(config)
-        for weight in model.parameters():  # transformers' own are so small that layers do little
-            weight.data += 0.15 * torch.randn_like(weight)
-        made[name] = tmp_path_factory.mktemp("model") / f"m{i}"
-        model.save_pretrained(made[name])
-        (made[name] / "tokenizer.json").touch()  # a model without one is not whole
+        path = tmp_path_factory.mktemp("model") / f"m{i}"
+        made[name] = small_llama(path, i, **numbers)
     return made
 
 

@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from nodes.engine.base import Forwarded
 from nodes.engine.solo import NoProgress
 from nodes.engine.torch_prefill import TorchPrefill
 from nodes.models.spec import read_spec
+from tests.family_models import SMALL_VOCAB, small_llama
 from tests.plans import plan
 from zpd.blobs import Blob
 from zpd.topology import Topology
 
-QUIET, CHUNK, VOCAB = NoProgress(), 64, 211
+QUIET, CHUNK = NoProgress(), 64
 PACKS = ([30, 34], [5, 17, 30, 12], [1, 2, 3, 4, 5, 6, 7, 8], [63, 1], [4] * 16, [33, 31])
 
 
@@ -28,18 +28,10 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """A small model whose sizes are no multiples of anything, and the default model."""
     if request.param == "smollm":
         return Path(request.getfixturevalue("smollm"))
-    torch.manual_seed(5)
-    config = LlamaConfig(
-        vocab_size=VOCAB, num_hidden_layers=4, max_position_embeddings=128, hidden_size=60,
-        intermediate_size=101, num_attention_heads=5, num_key_value_heads=1,
+    return small_llama(
+        tmp_path_factory.mktemp("model"), seed=5, hidden_size=60, intermediate_size=101,
+        num_attention_heads=5, num_key_value_heads=1,
     )  # fmt: skip
-    made = LlamaForCausalLM(config)
-    for weight in made.parameters():
-        weight.data += 0.15 * torch.randn_like(weight)
-    where = tmp_path_factory.mktemp("model")
-    made.save_pretrained(where)
-    (where / "tokenizer.json").write_text("{}")  # engines do not read it
-    return where
 
 
 def wide(path: Path, dtype: str, packing: str = "auto") -> Topology:
@@ -62,7 +54,7 @@ def loaded(topology: Topology) -> list[TorchPrefill]:
 
 def prompts(lengths: Sequence[int]) -> list[Blob]:
     draw = np.random.default_rng(len(lengths))
-    return [Blob.of(draw.integers(0, VOCAB, n).astype(np.int32)) for n in lengths]
+    return [Blob.of(draw.integers(0, SMALL_VOCAB, n).astype(np.int32)) for n in lengths]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

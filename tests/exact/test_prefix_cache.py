@@ -8,13 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from nodes.engine.solo import NoProgress, Solo
 from nodes.engine.torch_decode import TorchDecode
 from nodes.engine.torch_prefill import TorchPrefill
 from nodes.sampling import Sampler
+from tests.family_models import small_llama
 from tests.plans import plan
 from tests.reference import prompt_of
 from zpd.blobs import Blob
@@ -29,18 +28,10 @@ HIT = (N - 1) // CHUNK  # chunks
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(5)
-    config = LlamaConfig(
-        vocab_size=211, num_hidden_layers=4, max_position_embeddings=128, hidden_size=48,
-        intermediate_size=72, num_attention_heads=6, num_key_value_heads=2,
+    return small_llama(
+        tmp_path_factory.mktemp("model"), seed=5, hidden_size=48, intermediate_size=72,
+        num_attention_heads=6, num_key_value_heads=2,
     )  # fmt: skip
-    made = LlamaForCausalLM(config)
-    for weight in made.parameters():
-        weight.data += 0.15 * torch.randn_like(weight)
-    path = tmp_path_factory.mktemp("model")
-    made.save_pretrained(path)
-    (path / "tokenizer.json").write_text("{}")  # engines do not read it
-    return path
 
 
 class Nodes:

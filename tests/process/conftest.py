@@ -1,17 +1,22 @@
-"""Fixtures of the process tests: a home of their own, and a toy topology that runs."""
+"""Fixtures of the process tests: a home of their own, topologies that run, the official client."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.process.harness import PATIENT, RUNS, started, write_config
+from tests.process.front import SMOLLM, Front, front
+from tests.process.harness import PATIENT, RUNS, own_home, started, write_config
 from tools.inspect.check import check
 from tools.inspect.run import Run
 from tools.launch import Running
+
+if TYPE_CHECKING:
+    import openai
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,9 +46,24 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toy]:
     """One topology for all tests of a module that break nothing."""
-    directory = tmp_path_factory.mktemp("toy")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ZPD_HOME", str(directory / "home"))
+    with own_home(tmp_path_factory.mktemp("toy")) as directory:
         config = write_config(directory, timeouts=PATIENT)
         with started(config, directory / "run") as running:
             yield Toy(config, running)
+
+
+@pytest.fixture(scope="module")
+def smollm_door(smollm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    """A front door before SmolLM2, for all tests of a module."""
+    model = {"name": SMOLLM, "max_tokens": 512}
+    with front(tmp_path_factory.mktemp("smollm"), model=model) as made:
+        yield made
+
+
+@pytest.fixture
+def client(door: Front) -> Iterator[openai.OpenAI]:
+    """The official client of the module's own ``door``."""
+    import openai  # only here, as it takes a second
+
+    with openai.OpenAI(base_url=f"{door.url}/v1", api_key="x", max_retries=0) as made:
+        yield made

@@ -16,6 +16,8 @@ from tools.launch import Running
 from zpd.config import load
 from zpd.topology import Topology
 
+SMOLLM = "smollm2-135m-instruct"
+
 
 @dataclass(frozen=True)
 class Front:

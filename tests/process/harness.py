@@ -7,22 +7,23 @@ import json
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import psutil
+import pytest
 
 from tools.bring_up import until_ready
 from tools.interrupts import Interrupts
 from tools.launch import Running, child_environment
+from tools.ports import free_ports
 from tools.rows import Board
 from tools.watch import Watch
 from zpd.config import load
@@ -48,13 +49,12 @@ QUICK = {
 PATIENT = {**QUICK, "suspect": 60.0, "chunk": 60.0, "step": 60.0, "request": 120.0}
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody holds now, all different."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
+@contextlib.contextmanager
+def own_home(directory: Path) -> Iterator[Path]:
+    """No node below needs what is pulled, nor leaves state behind ``directory``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ZPD_HOME", str(directory / "home"))
+        yield directory
 
 
 def write_config(

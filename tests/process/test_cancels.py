@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.process.faults import FAST, SLACK, Faults, prompt, within
-from tests.process.harness import Command, wait_until
+from tests.process.harness import Command, own_home, wait_until
 from tests.process.users import Answer
 from zpd.errors import Outcome
 
@@ -24,9 +24,7 @@ MOMENTS = ("queued", "filling", "importing", "decoding")
 
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faults]:
-    directory = tmp_path_factory.mktemp("cancels")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ZPD_HOME", str(directory / "home"))
+    with own_home(tmp_path_factory.mktemp("cancels")) as directory:
         made = Faults(directory)
         yield made
         made.close()

@@ -17,7 +17,7 @@ import pytest
 from nodes.engine.solo import Answer, Solo, one_stage
 from nodes.engine.toy import toy_answer
 from tests.process.asking import ask_all, of_ids
-from tests.process.harness import PATIENT, wait_until, write_config
+from tests.process.harness import PATIENT, own_home, wait_until, write_config
 from tools.depths.trips import Seen
 from tools.interrupts import Interrupts
 from tools.warm.engine import Warm, running
@@ -83,9 +83,7 @@ STAGES = [2, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 3, 4))]
 def toy_ring(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Ring]:
-    directory = tmp_path_factory.mktemp("toy")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ZPD_HOME", str(directory / "home"))
+    with own_home(tmp_path_factory.mktemp("toy")) as directory:
         model = {"name": "toy", "max_tokens": 256, "layers": LAYERS}
         with ring(directory, model, request.param, 256) as made:
             yield made
@@ -103,12 +101,10 @@ def test_toy(toy_ring: Ring, depth: str) -> None:
 def real_ring(
     request: pytest.FixtureRequest, smollm: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Ring]:
-    directory = tmp_path_factory.mktemp("real")
     model = {"name": str(smollm), "max_tokens": 256}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ZPD_HOME", str(directory / "home"))
-        with ring(directory, model, request.param, 49152) as made:
-            yield made
+    directory = tmp_path_factory.mktemp("real")
+    with own_home(directory), ring(directory, model, request.param, 49152) as made:
+        yield made
 
 
 @pytest.mark.full

@@ -17,7 +17,7 @@ from nodes.engine.solo import Answer, Solo, one_stage
 from nodes.models.spec import read_spec
 from tests.expected import Reference, said
 from tests.process.asking import GREEDY, Question, ask, ask_all, of_ids
-from tests.process.harness import started, wait_until, write_config
+from tests.process.harness import own_home, started, wait_until, write_config
 from tools.launch import Running
 from zpd.asked import BACK, THERE
 from zpd.errors import Outcome
@@ -69,10 +69,8 @@ def running(
             "decode": {"lanes": lanes, "source_slots": lanes},
         },
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ZPD_HOME", str(directory / "home"))
-        with started(config, directory / "run") as nodes:
-            yield nodes
+    with own_home(directory), started(config, directory / "run") as nodes:
+        yield nodes
 
 
 FULL = pytest.mark.full

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.faults import FAST, NODES, SLACK, Faults, check_logs, prompt, within
-from tests.process.harness import Command, wait_until, zpd
+from tests.process.harness import Command, own_home, wait_until, zpd
 from tools.launch import GRACE
 from zpd.errors import Outcome
 
@@ -51,9 +51,7 @@ class Shared:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
-    directory = tmp_path_factory.mktemp("faults")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ZPD_HOME", str(directory / "home"))
+    with own_home(tmp_path_factory.mktemp("faults")) as directory:
         shared = Shared(directory)
         yield shared
         shared.close()

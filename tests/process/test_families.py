@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.family_models import FAMILIES, VOCAB, WINDOW, save
+from tests.family_models import END, FAMILIES, VOCAB, WINDOW, save
 from tests.process.asking import ask, of_ids
 from tests.process.harness import started, write_config
-from tests.reference import prompt_of, reference
+from tests.reference import ended, prompt_of
 from zpd.config import load
 
-END = 2  # the id that ends an answer of these models
 LENGTHS = (3, 3 * WINDOW + 2)
 QUICK = "gemma3"  # it has every part that any other has, but for biases and Llama 3's rope
 
@@ -31,8 +30,6 @@ def test_two_stages_answer_as_transformers_does(name: str, tmp_path: Path, home:
     with started(config, tmp_path / "run"):
         for length in LENGTHS:
             prompt = prompt_of(length, VOCAB)
-            want, _, _ = reference(model, prompt, 12)
             answer = ask(topology, of_ids(prompt, 12)).answer
             assert answer.outcome.ok, answer
-            end = next((i + 1 for i, token in enumerate(want) if token == END), len(want))
-            assert answer.token_ids == want[:end]
+            assert answer.token_ids == ended(model, prompt, 12, END)

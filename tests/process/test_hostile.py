@@ -18,7 +18,7 @@ import pytest
 
 from tests.process import hostile
 from tests.process.faults import prompt, records
-from tests.process.harness import QUICK, started, wait_until, write_config
+from tests.process.harness import QUICK, own_home, started, wait_until, write_config
 from tests.process.hostile import Sent, Target
 from tests.process.users import Answer, User, until_status
 from zpd.config import load
@@ -131,9 +131,7 @@ def flooded(directory: Path, count: int) -> Iterator[Flood]:
 def flood(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Flood]:
-    directory = tmp_path_factory.mktemp("hostile")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ZPD_HOME", str(directory / "home"))
+    with own_home(tmp_path_factory.mktemp("hostile")) as directory:
         yield from flooded(directory, request.param)
 
 

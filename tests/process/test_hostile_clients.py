@@ -14,7 +14,7 @@ import zmq
 
 from tests.process.conftest import Toy
 from tests.process.faults import records
-from tests.process.harness import LIMIT, started, wait_until, write_config
+from tests.process.harness import LIMIT, own_home, started, wait_until, write_config
 from tests.process.users import User, until_status
 from zpd.blobs import Blob
 from zpd.client import Client
@@ -29,9 +29,7 @@ GREEDY = Sampling()
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toy]:
-    directory = tmp_path_factory.mktemp("clients")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ZPD_HOME", str(directory / "home"))
+    with own_home(tmp_path_factory.mktemp("clients")) as directory:
         config = write_config(directory, sections={"queue": {"max": 5000}})
         with started(config, directory / "run") as running:
             yield Toy(config, running)

@@ -20,7 +20,7 @@ import pytest
 
 from nodes.engine.toy import toy_answer
 from tests.process.front import Front, front
-from tests.process.harness import LIMIT, wait_until
+from tests.process.harness import LIMIT, own_home, wait_until
 from tests.process.users import status
 from tests.unit.test_http_bodies import CHATS, COMPLETIONS, HI, NOT_JSON
 from zpd.blobs import Blob
@@ -33,19 +33,11 @@ LONG = 300  # tokens of an answer that is still under way when something happens
 
 @pytest.fixture(scope="module")
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    directory = tmp_path_factory.mktemp("door")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ZPD_HOME", str(directory / "home"))
+    with own_home(tmp_path_factory.mktemp("door")) as directory:
         model = {"name": "toy", "max_tokens": 512, "layers": 8, "toy_seconds": 0.002}
         decode = {"lanes": 4, "source_slots": 4}
         with front(directory, model=model, sections={"decode": decode}) as made:
             yield made
-
-
-@pytest.fixture
-def client(door: Front) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{door.url}/v1", api_key="x", max_retries=0) as made:
-        yield made
 
 
 def text_of(prompt: str, count: int) -> str:

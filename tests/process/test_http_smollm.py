@@ -5,34 +5,23 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
 from tests.process.asking import Question, ask
-from tests.process.front import Front, front
+from tests.process.front import SMOLLM, Front
 from tests.process.harness import LIMIT
 
-NAME = "smollm2-135m-instruct"
 pytestmark = pytest.mark.full
 MESSAGES: list[Any] = [{"role": "user", "content": "Why is the sky blue?"}]
-GREEDY: dict[str, Any] = {"model": NAME, "max_tokens": 24, "temperature": 0}
+GREEDY: dict[str, Any] = {"model": SMOLLM, "max_tokens": 24, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
-def door(smollm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    model = {"name": NAME, "max_tokens": 512}
-    with front(tmp_path_factory.mktemp("smollm"), model=model, stages=1) as made:
-        yield made
-
-
-@pytest.fixture
-def client(door: Front) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{door.url}/v1", api_key="x", max_retries=0) as made:
-        yield made
+def door(smollm_door: Front) -> Front:
+    return smollm_door
 
 
 def test_it_answers_as_zpd_ask_does(door: Front, client: openai.OpenAI) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.process.asking import Heard, ask_all, of_ids
-from tests.process.harness import PATIENT, send, started, wait_until, write_config, zpd
+from tests.process.harness import PATIENT, own_home, send, started, wait_until, write_config, zpd
 from tests.process.users import User
 from tools.inspect.run import Run
 from tools.launch import Running
@@ -43,9 +43,7 @@ class Loaded:
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
-    directory = tmp_path_factory.mktemp("inspect")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ZPD_HOME", str(directory / "home"))
+    with own_home(tmp_path_factory.mktemp("inspect")) as directory:
         sections = {
             "topology": {"log_level": "debug"},
             "model": {"toy_seconds": SECONDS},

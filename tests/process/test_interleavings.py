@@ -14,7 +14,7 @@ import pytest
 
 from tests.process.ahead import N_B, TIMES, TRIES, Ahead, Shared
 from tests.process.faults import SLACK, prompt, within
-from tests.process.harness import wait_until
+from tests.process.harness import own_home, wait_until
 from tests.process.users import Answer
 from zpd.errors import Outcome
 
@@ -29,9 +29,7 @@ either_way = pytest.mark.parametrize("how", [KILL, STOP], ids=["kill", "stop"])
 def shared(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Shared]:
-    directory = tmp_path_factory.mktemp(request.param)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ZPD_HOME", str(directory / "home"))
+    with own_home(tmp_path_factory.mktemp(request.param)) as directory:
         shared = Shared(directory, request.param)
         yield shared
         shared.close()

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.process.front import Front
-from tests.process.harness import LIMIT, PATIENT, free_ports, started, wait_until, write_config, zpd
+from tests.process.harness import LIMIT, PATIENT, own_home, started, wait_until, write_config, zpd
 from tests.process.users import User, until_status
+from tools.ports import free_ports
 from zpd import gates
 from zpd.config import load
 from zpd.testing.shaper import Leg, Shape, Shaper
@@ -52,9 +53,7 @@ class Shaped:
 
 @pytest.fixture(scope="module")
 def shaped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shaped]:
-    directory = tmp_path_factory.mktemp("live")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ZPD_HOME", str(directory / "home"))
+    with own_home(tmp_path_factory.mktemp("live")) as directory:
         config = write_config(
             directory, timeouts=PATIENT, http={}, sections={"topology": {"log_level": "debug"}},
             model={"name": "toy", "max_tokens": 20000, "layers": 8},

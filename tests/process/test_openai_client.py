@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from tests.process.front import Front, front
+from tests.process.front import SMOLLM, Front
 
-NAME = "smollm2-135m-instruct"
 pytestmark = pytest.mark.full
 MESSAGES: list[Any] = [
     {"role": "system", "content": "You are terse."},
     {"role": "user", "content": "Name three colours of the sky 🌈 and 하늘."},
 ]
-MODEL: dict[str, Any] = {"model": NAME, "max_tokens": 20}
+MODEL: dict[str, Any] = {"model": SMOLLM, "max_tokens": 20}
 COLOUR = {
     "type": "object",
     "properties": {"colour": {"enum": ["red", "green", "blue"]}, "count": {"type": "integer"}},
@@ -29,16 +26,8 @@ COLOUR = {
 
 
 @pytest.fixture(scope="module")
-def door(smollm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    model = {"name": NAME, "max_tokens": 512}
-    with front(tmp_path_factory.mktemp("client"), model=model, stages=2) as made:
-        yield made
-
-
-@pytest.fixture
-def client(door: Front) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{door.url}/v1", api_key="x", max_retries=0) as made:
-        yield made
+def door(smollm_door: Front) -> Front:
+    return smollm_door
 
 
 def text_of(found: Any) -> str:
@@ -147,7 +136,7 @@ def test_a_completion_s_log_probabilities_are_of_its_tokens_also_before_a_stop_s
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_schemas_answer_is_valid_and_a_regexs_matches(client: openai.OpenAI, seed: int) -> None:
-    asked: dict[str, Any] = {"model": NAME, "messages": MESSAGES, "seed": seed, "max_tokens": 60}
+    asked: dict[str, Any] = {"model": SMOLLM, "messages": MESSAGES, "seed": seed, "max_tokens": 60}
     shape: Any = {
         "type": "json_schema",
         "json_schema": {"name": "colour", "strict": True, "schema": COLOUR},
@@ -168,7 +157,7 @@ def test_one_seed_is_one_answer_and_no_seed_is_another(client: openai.OpenAI) ->
 
 def test_models_and_counters(door: Front, client: openai.OpenAI) -> None:
     """Usage sums are what ``/metrics`` counts."""
-    assert [m.id for m in client.models.list()] == [NAME]
+    assert [m.id for m in client.models.list()] == [SMOLLM]
     before = _counted(door)
     usages = [
         client.chat.completions.create(messages=MESSAGES, **MODEL, temperature=0).usage

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.process.asking import Question, ask, ask_all
-from tests.process.harness import PATIENT, started, write_config
+from tests.process.harness import PATIENT, own_home, started, write_config
 from zpd.config import load
 from zpd.errors import Outcome
 from zpd.requests import Bias, Sampling
@@ -32,10 +32,8 @@ def smol(smollm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Top
         timeouts={**PATIENT, "request": 600.0, "reserve": 600.0},
         sections={"prefill": {"chunk": 64}, "decode": {"lanes": 4, "source_slots": 4}},
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ZPD_HOME", str(directory / "home"))
-        with started(config, directory / "run"):
-            yield load(config)
+    with own_home(directory), started(config, directory / "run"):
+        yield load(config)
 
 
 # ---- guides ------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.process.faults import NODES, Faults, prompt
-from tests.process.harness import wait_until, write_config
+from tests.process.harness import own_home, wait_until, write_config
 from tests.process.test_node import Node
 from tests.process.users import User, until_status
 from zpd.config import load
@@ -27,9 +27,7 @@ SECONDS = 0.02  # of each op, import and step
 
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faults]:
-    directory = tmp_path_factory.mktemp("restarts")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ZPD_HOME", str(directory / "home"))
+    with own_home(tmp_path_factory.mktemp("restarts")) as directory:
         made = Faults(directory, SECONDS)
         yield made
         made.close()

@@ -8,19 +8,18 @@ from typing import Any
 
 import pytest
 
-from tests.family_models import VOCAB, save
+from tests.family_models import END, VOCAB, save
 from tests.process.asking import ask, of_ids
 from tests.process.faults import FAST, prompt, records
 from tests.process.harness import gone, send, started, wait_until, write_config
 from tests.process.users import User, until_status
-from tests.reference import prompt_of, reference
+from tests.reference import ended, prompt_of
 from zpd.config import load
 from zpd.errors import Outcome
 
 pytestmark = pytest.mark.usefixtures("home")
 SETTINGS = ("remote", "cost", "local")
 FULL = {s: pytest.param(s, marks=pytest.mark.full) for s in SETTINGS}
-END = 2  # the id that ends an answer of the small model
 
 
 def sections(setting: str, seconds: float = 0.0, **decode: Any) -> dict[str, dict[str, Any]]:
@@ -91,11 +90,9 @@ def test_a_small_model_answers_as_transformers_does(setting: str, tmp_path: Path
     with started(config, run):
         for length in (17, 3, 3, 16, 30, 8):
             ids = prompt_of(length, VOCAB)
-            want, _, _ = reference(model, ids, 12)
             answer = ask(topology, of_ids(ids, 12)).answer
             assert answer.outcome.ok, answer
-            end = next((i + 1 for i, token in enumerate(want) if token == END), len(want))
-            assert answer.token_ids == want[:end]
+            assert answer.token_ids == ended(model, ids, 12, END)
     log = records(run, "coordinator")
     done = {r["route"] for r in log if r["event"] == "request_done"}
     assert done == ({"remote", "local"} if setting == "cost" else {setting})

@@ -11,17 +11,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.process.front import Front, front
-from tests.process.harness import Command, gone, pids, send, wait_until, zpd
-from tools.local import free_ports
+from tests.process.harness import Command, gone, own_home, pids, send, wait_until, zpd
+from tools.ports import free_ports
 
 
 @pytest.fixture(scope="module")
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    directory = tmp_path_factory.mktemp("front")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ZPD_HOME", str(directory / "home"))
-        with front(directory, sections={"decode": {"lanes": 2, "source_slots": 2}}) as found:
-            yield found
+    directory, decode = tmp_path_factory.mktemp("front"), {"lanes": 2, "source_slots": 2}
+    with own_home(directory), front(directory, sections={"decode": decode}) as found:
+        yield found
 
 
 def scrape(door: Front) -> dict[str, float]:

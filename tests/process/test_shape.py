@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.process.faults import FAST, prompt
-from tests.process.harness import Command, free_ports, started, wait_until, write_config, zpd
+from tests.process.harness import Command, started, wait_until, write_config, zpd
 from tests.process.users import User, until_status
 from tools.launch import Running
+from tools.ports import free_ports
 from zpd.config import load
 from zpd.errors import Outcome
 from zpd.testing.shaper import Leg, Shape, Shaper

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tests.process.conftest import Toy
-from tests.process.harness import LIMIT, free_ports, send, started, wait_until, write_config, zpd
+from tests.process.harness import LIMIT, own_home, send, started, wait_until, write_config, zpd
 from tests.process.test_node import Node
+from tools.ports import free_ports
 from zpd.client import Client
 from zpd.config import load
 from zpd.messages import Note
@@ -29,9 +30,7 @@ args = {{ period = 0.2 }}
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toy]:
-    directory = tmp_path_factory.mktemp("status")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ZPD_HOME", str(directory / "home"))
+    with own_home(tmp_path_factory.mktemp("status")) as directory:
         config = write_config(directory)
         with config.open("a") as f:
             f.write(OWN.format(*free_ports(1)))

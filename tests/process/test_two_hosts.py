@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.harness import Command, free_ports, gone, pids, write_config, zpd
+from tests.process.harness import Command, gone, pids, write_config, zpd
+from tools.ports import free_ports
 
 pytestmark = pytest.mark.usefixtures("home")
 

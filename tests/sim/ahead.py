@@ -132,7 +132,7 @@ class Ahead(World):
         """Its ops are on their way to the head."""
         self.hold("coordinator", "prefill-0", "bulk")
         b = self.ask_b(**more)
-        assert self.phase(b) is Phase.PREFILL and len(self.actor("coordinator").scheduler.window)
+        assert self.phase(b) is Phase.PREFILL and self.actor("coordinator").scheduler.ops.window
         assert self.in_flight("coordinator", "prefill-0") and not self.landed(b)
         return b
 

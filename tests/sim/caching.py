@@ -33,7 +33,7 @@ class Caching(World):
 
     @property
     def ring_cache(self) -> RingCache:
-        return self.actor("coordinator").scheduler.kept  # type: ignore[no-any-return]
+        return self.actor("coordinator").scheduler.ops.kept  # type: ignore[no-any-return]
 
     def step(self, end: float = float("inf")) -> bool:
         moved = super().step(end)

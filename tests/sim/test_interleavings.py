@@ -99,7 +99,7 @@ def test_a_cancel_that_overtakes_the_ops_spares_the_ring_the_work(seed: int) -> 
 def test_a_reply_after_the_cancel(seed: int) -> None:
     """It gives the window its credit back, and changes nothing else."""
     world, a, b = begun(seed, "unreplied")
-    window = world.actor("coordinator").scheduler.window
+    window = world.actor("coordinator").scheduler.ops.window
     out = len(window)
     world.user.cancel(b)
     world.settle()
@@ -540,26 +540,7 @@ def test_a_storm_of_cancels(n: int, kv: str, slots: int) -> None:
     """10,000 in all: at random times, of four requests at once, with one slot or two: no wrong
     token, no leak, the same processes, idle at the end."""
     world = Ahead(n, source_slots=slots, kv=kv, max_steps=100_000_000)
-    pick = world._random
-    live: list[tuple[int, Answer]] = []
-    outcomes = {str(Outcome.CANCELLED): 0, str(Outcome.LENGTH): 0}
-    for i in range(n):
-        live.append((i, world.user.ask(prompt(i, 1 + i % 20), max_tokens=1 + i % 5)))
-        for _ in range(pick.randrange(60)):
-            world.step(world.clock.now + 60)
-        if len(live) < 4:
-            continue
-        k, victim = live.pop(pick.randrange(len(live)))
-        world.run_until(lambda v=victim: v.uid or v.done)
-        world.user.cancel(victim)
-        world.run_until(lambda v=victim: v.done)
-        right_so_far(victim, prompt(k, 1 + k % 20), 1 + k % 5)
-        outcomes[victim.outcome] += 1
-        del world.trace[:], world.events[:], world.user.asker.messages[:]
+    outcomes = world.storm(n, 60)
+    assert set(outcomes) == {Outcome.CANCELLED, Outcome.LENGTH}
     assert min(outcomes.values()) > n // 20, outcomes
-    world.run_until(lambda left=live: all(a.done for _, a in left))
-    for k, answer in live:
-        right(answer, prompt(k, 1 + k % 20), 1 + k % 5)
-    world.settles()
     assert {x.runtime.incarnation for x in world.nodes.values() if x.alive} == {1}
-    assert not any(a.after_done for a in world.user.asker.answers.values())

@@ -44,7 +44,7 @@ def test_packed_answers_are_those_of_each_alone(stages: int, order: str) -> None
     for i, (answer, n) in enumerate(zip(answers, lengths, strict=True)):
         right(answer, prompt(i, n), 4)
     assert max(packs(world)) > 1
-    assert world.actor("coordinator").scheduler.window.peak <= 2
+    assert world.actor("coordinator").scheduler.ops.window.peak <= 2
     world.settles()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -71,10 +72,36 @@ class World(Cluster):
         return (
             not coordinator.way_out.clients
             and not coordinator.scheduler.live
-            and len(coordinator.scheduler.window) == 0
+            and len(coordinator.scheduler.ops.window) == 0
             and owner.status()["idle"]
             and all(not s.queue and not s.ring.rows for s in stages)
         )
+
+    def storm(self, n: int, steps: int) -> Counter[str]:
+        """``n`` requests, four at once, with up to ``steps`` steps and the cancel of any of them
+        between two; no wrong token, nothing leaks. How those that were cancelled ended."""
+        pick = self._random
+        live: list[tuple[int, Answer]] = []
+        outcomes: Counter[str] = Counter()
+        for i in range(n):
+            live.append((i, self.user.ask(prompt(i, 1 + i % 20), max_tokens=1 + i % 5)))
+            for _ in range(pick.randrange(steps)):
+                self.step(self.clock.now + 60)
+            if len(live) < 4:
+                continue
+            k, victim = live.pop(pick.randrange(len(live)))
+            self.run_until(lambda v=victim: v.uid or v.done)
+            self.user.cancel(victim)
+            self.run_until(lambda v=victim: v.done)
+            right_so_far(victim, prompt(k, 1 + k % 20), 1 + k % 5)
+            outcomes[victim.outcome] += 1
+            del self.trace[:], self.events[:], self.user.asker.messages[:]
+        self.run_until(lambda: all(a.done for _, a in live))
+        for k, answer in live:
+            right(answer, prompt(k, 1 + k % 20), 1 + k % 5)
+        self.settles()
+        assert not any(a.after_done for a in self.user.asker.answers.values())
+        return outcomes
 
     def settles(self, limit: float = 60.0) -> None:
         """After whatever happened: ready, idle, and the next answers are right."""

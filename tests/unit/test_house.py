@@ -19,7 +19,7 @@ PURE = {
     "decisions", "topology", "actor", "events", "actions", "greeting", "peers", "place",
     "session", "facts", "mismatches", "sockets", "links", "lines", "inbound", "address", "sums",
     "prefetch", "clocks", "routing", "prefixes", "lanecache", "ringcache", "layout",
-    "gates", "view",
+    "gates", "view", "ops", "budgets", "packing",
 }  # fmt: skip
 IO_LIBRARIES = {
     "zmq", "socket", "selectors", "threading", "subprocess", "time", "signal", "fcntl", "tomllib",

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.process.harness import free_ports
 from tests.unit.test_check import LLAMA
 from tools import launch
 from tools.cli import main as zpd
+from tools.ports import free_ports
 from zpd import node as zpd_node
 from zpd import prefetch
 

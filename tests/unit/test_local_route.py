@@ -275,7 +275,7 @@ def test_a_window_that_sizes_itself_tells_the_router_its_depth() -> None:
     """R29, S12: what the ring would take is estimated for the window as it is."""
     made = dataclasses.replace(test_scheduler.TOPOLOGY, routing=COST, prefill_depth=0)
     w = test_scheduler.World(made)
-    assert w.s.router.depth == w.s.window.depth == 3
+    assert w.s.router.depth == w.s.ops.window.depth == 3
     w.ask("u1", 12)
     ops = [m for m in w.grant(1) if isinstance(m, Prefill)]
     w.now = 4.0
@@ -283,5 +283,5 @@ def test_a_window_that_sizes_itself_tells_the_router_its_depth() -> None:
     for op in ops[:2]:
         reply = Reply(op.ring, op.use, op.att, op.seq, op.start, op.stop, op.last, "", spans)
         w.do(w.s.replied(w.now, reply))
-    assert w.s.router.depth == w.s.window.depth == 4
+    assert w.s.router.depth == w.s.ops.window.depth == 4
     w.ask("u2", 8)

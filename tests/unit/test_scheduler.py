@@ -209,9 +209,9 @@ def test_cancel_with_ops_in_flight() -> None:
     use = ops[0].use
     sent = w.do(w.s.cancel(0, "u", Outcome.CANCELLED))
     assert sent == [Close(ops[0].ring, use), Skip(use), Release(att(1), "cancelled", False)]
-    assert len(w.s.window) == 2
+    assert len(w.s.ops.window) == 2
     assert w.reply(ops[0], "cancelled") == [] == w.reply(ops[1], "cancelled")
-    assert len(w.s.window) == 0 and w.outcomes == [("u", Outcome.CANCELLED)]
+    assert len(w.s.ops.window) == 0 and w.outcomes == [("u", Outcome.CANCELLED)]
 
 
 def test_a_cancel_refills_the_window_with_others() -> None:
@@ -314,7 +314,7 @@ def test_a_reply_out_of_order_is_an_error_and_ends_the_term() -> None:
         w.reply(ops[1])
     w.do(w.s.out_of_order(0, info.value))
     assert w.outcomes == [("u", Outcome.STAGE_ERROR)]
-    assert w.s.ring.state is RingState.CLOSED and len(w.s.window) == 0
+    assert w.s.ring.state is RingState.CLOSED and len(w.s.ops.window) == 0
 
 
 def test_a_reply_of_an_old_term_is_refused() -> None:
@@ -595,7 +595,7 @@ def streams(order: str, depth: int, *lengths: int) -> list[int]:
     for n in range(1, len(lengths) + 1):
         mine = [op for op in out if op.att == att(n)]
         starts = [op.start for op in mine]
-        assert starts == sorted(starts) and mine[-1].last and len(w.s.window) == 0
+        assert starts == sorted(starts) and mine[-1].last and len(w.s.ops.window) == 0
     return [op.att.n for op in out]
 
 
@@ -635,14 +635,14 @@ def test_a_stream_that_ends_early_leaves_its_turn() -> None:
 def test_the_window_sizes_itself_from_what_replies_report() -> None:
     """S12: one stage of 1 s and 3 s of wire are four ops."""
     w = World(dataclasses.replace(TOPOLOGY, prefill_depth=0))
-    assert w.s.window.depth == 3, "two stages, and one more"
+    assert w.s.ops.window.depth == 3, "two stages, and one more"
     w.ask("u", 24)
     out = [m for m in w.grant(1) if isinstance(m, Prefill)]
     assert len(out) == 3
     w.now = 4.0
     reply = Reply(out[0].ring, out[0].use, out[0].att, out[0].seq, 0, 4, False, "", (0.0, 1.0))
     more = [m for m in w.do(w.s.replied(w.now, reply)) if isinstance(m, Prefill)]
-    assert w.s.window.depth == 4 and len(more) == 2
+    assert w.s.ops.window.depth == 4 and len(more) == 2
 
 
 def test_partial_chunks_and_skips_do_not_size_it() -> None:
@@ -653,7 +653,7 @@ def test_partial_chunks_and_skips_do_not_size_it() -> None:
     for op, skip in ((whole, "cancelled"), (part, "")):
         reply = Reply(op.ring, op.use, op.att, op.seq, op.start, op.stop, op.last, skip, (0.0, 1.0))
         w.do(w.s.replied(w.now, reply))
-    assert w.s.window.depth == 3
+    assert w.s.ops.window.depth == 3
 
 
 PACKS = dataclasses.replace(TOPOLOGY, chunk=8, prefill_depth=1)
@@ -691,9 +691,9 @@ def test_short_prompts_whose_turn_it_is_go_as_one(
     sent = w.reply(first)
     assert ops(sent) == packed
     assert [type(m) for m in sent] == [Prefill] * len(packed) + [Close] * (len(sent) - len(packed))
-    assert len(w.s.window) == 1
+    assert len(w.s.ops.window) == 1
     for op in sent[: len(packed) - 1]:
-        assert ops(w.reply(op)) == [] and len(w.s.window) == 1
+        assert ops(w.reply(op)) == [] and len(w.s.ops.window) == 1
     if len(packed) < len(lengths) - 1:
         assert ops(w.reply(sent[len(packed) - 1]))
 
@@ -713,7 +713,7 @@ def test_an_error_and_a_cancel_in_a_pack_are_its_own() -> None:
     w.reply(three, "p0: no memory")
     w.reply(four)
     assert w.outcomes == [("u2", Outcome.CANCELLED), ("u3", Outcome.STAGE_ERROR)]
-    assert len(w.s.window) == 0 and w.s.find("u4") is not None
+    assert len(w.s.ops.window) == 0 and w.s.find("u4") is not None
 
 
 def test_more_urgent_streams_go_first() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tools.cli import main
-from tools.local import HERE, Local, free_ports, http_node, topology_text
+from tools.local import HERE, Local, http_node, topology_text
+from tools.ports import free_ports
 from tools.up import doors
 from zpd.config import load, parse
 from zpd.configkeys import Problems

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.process.harness import free_ports
+from tools.ports import free_ports
 from zpd.testing.shaper import Leg, Shape, Shaper
 
 PATIENCE = 20.0

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.headers import LAYOUTS, around, header_of
+from tests.headers import LAYOUTS, around, header_of, refusal
 from zpd import wire
 from zpd.blobs import BLOBS, DTYPES, Blob
 from zpd.errors import RemoteError
@@ -74,15 +74,6 @@ ANYTHING = st.recursive(
 
 def joined(parts: list[Any]) -> list[bytes]:
     return [bytes(part) for part in parts]
-
-
-def refusal(*parts: Any) -> RemoteError:
-    """The error that these parts end in."""
-    with pytest.raises(RemoteError) as caught:
-        wire.decode(list(parts))
-    assert caught.value.reason in wire.REASONS
-    assert len(str(caught.value)) < 600
-    return caught.value
 
 
 def attempt(parts: list[Any]) -> tuple[Any, tuple[Blob, ...]] | RemoteError:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.headers import LAYOUTS, around, fixed, header_of
+from tests.headers import LAYOUTS, around, fixed, header_of, refusal
 from zpd import wire
 from zpd.blobs import MAX_BYTES, Blob
 from zpd.errors import RemoteError, ZpdBug
@@ -22,15 +22,6 @@ ATT = Attempt(1, 2)
 USE, TERM = Use(4, 0, 12, 0), Term(7, 1)
 OP = Prefill(Ring(TERM, (3, 5)), USE, ATT, 9, 0, 2, True, "", (0.5, 0.25))
 TENSOR = Blob.of(np.arange(8, dtype=np.float32).reshape(2, 1, 2, 2))
-
-
-def refusal(*parts: Any) -> RemoteError:
-    """The error that these parts end in."""
-    with pytest.raises(RemoteError) as caught:
-        wire.decode(list(parts))
-    assert caught.value.reason in wire.REASONS
-    assert len(str(caught.value)) < 600
-    return caught.value
 
 
 def spoilt(rest: bytes) -> bytes:

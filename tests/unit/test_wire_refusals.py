@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests import headers
-from tests.headers import Header
+from tests.headers import Header, refusal
 from zpd import wire
 from zpd.blobs import Blob
 from zpd.errors import RemoteError
@@ -35,15 +35,6 @@ HEAD = ["a", 1, "b", 2, 3]  # of an envelope, all but its seq
 
 def header_of(message: Any, blobs: tuple[Blob, ...] = ()) -> Header:
     return headers.header_of(ENVELOPE, message, blobs)
-
-
-def refusal(*parts: Any) -> RemoteError:
-    """The error that these parts end in."""
-    with pytest.raises(RemoteError) as caught:
-        wire.decode(list(parts))
-    assert caught.value.reason in wire.REASONS
-    assert len(str(caught.value)) < 600
-    return caught.value
 
 
 def spoiled(header: Header, *blobs: bytes) -> RemoteError:

@@ -11,6 +11,7 @@ from pathlib import Path
 from tools.ahead.plan import CHUNK
 from tools.ahead.story import Noted
 from tools.interrupts import Interrupts
+from tools.ports import free_ports
 from tools.warm import engine as warm
 from tools.warm.others import Others
 from zpd.blobs import Blob
@@ -70,7 +71,7 @@ def running(engine: Engine, directory: Path, interrupts: Interrupts) -> Iterator
 
 def topology_file(engine: Engine, directory: Path) -> str:
     """One stage and the decode node, a thread each; budgets that a busy machine does not pass."""
-    ports = warm.free_ports(3)
+    ports = free_ports(3)
     layers = "layers = 2" if engine.model == TOY else ""
     parts = [
         f'[topology]\nname = "bench-{ports[0]}-{ports[1]}"\nrun_dir = {json.dumps(str(directory))}',

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -14,13 +14,11 @@ from tools.ahead.engine import Engine, Pair, Question
 from tools.ahead.nodes import MODEL
 from tools.ahead.plan import Case, Shape
 from tools.ahead.report import Ran
+from tools.warm.flags import SYNTHETIC, Say
 from zpd.layers import TOY
 from zpd.topology import Node
 
-SYNTHETIC = "synthetic"
 TOY_EOS = " ".join(map(str, range(0, 256, 16)))  # of synthetic compute: one token in 16 is an end
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

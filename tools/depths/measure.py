@@ -10,6 +10,7 @@ from nodes.engine.toy import toy_answer
 from tools.depths import report
 from tools.depths.report import Behind, Cut, Packed, Ran
 from tools.depths.ring import Answer, Asker, Question
+from tools.warm.flags import Say
 from zpd import packing
 
 DEPTHS = ("1", "2", "4", "8", "16", "auto")
@@ -17,7 +18,6 @@ REPEATS = 5
 TOKENS = 2  # of an answer
 WARM = 0.4  # of the long prompt's time: when the other one comes, or the cancel
 
-Say = Callable[[str], None]
 Right = Callable[[Sequence[Sequence[int]]], bool]  # the answers' tokens of one batch
 
 

@@ -58,19 +58,19 @@ class Switched(Coordinator):
 
     def on_message(self, peer: str, message: Message, blobs: tuple[Blob, ...]) -> None:
         if isinstance(message, Note):
-            s = self.scheduler
-            busy = "" if not s.live and not s.window else f"{len(s.live)} requests are live"
+            live, window = self.scheduler.live, self.scheduler.ops.window
+            busy = "" if not live and not window else f"{len(live)} requests are live"
             answer(self.recorder, peer, message, busy, self._set)
             return
         self.recorder.take(peer, message)
         super().on_message(peer, message, blobs)
 
     def _set(self, fields: dict[str, str]) -> None:
-        s, depth = self.scheduler, fields["depth"]
-        s.sizer = self.sizer if depth == AUTO else None
-        s.window.depth = self.sizer.depth if depth == AUTO else int(depth)
-        s.order = Order(fields["order"])
-        s.topology = replace(s.topology, packing=fields.get("packing", s.topology.packing))
+        ops, depth = self.scheduler.ops, fields["depth"]
+        ops.sizer = self.sizer if depth == AUTO else None
+        ops.window.depth = self.sizer.depth if depth == AUTO else int(depth)
+        ops.order = Order(fields["order"])
+        ops.packing = fields.get("packing", ops.packing)
         self.recorder.on = fields.get("notes", "on") == "on"
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tools.depths.trips import Seen
 from tools.interrupts import Interrupts
+from tools.ports import free_ports
 from tools.warm import engine as warm
 from tools.warm.others import Others
 from zpd.blobs import Blob
@@ -85,7 +86,7 @@ class Batch:
 def running(ring: Ring, directory: Path, interrupts: Interrupts) -> Iterator[Asker]:
     """Start it, and stop it at the end. Raises UserError where it does not get ready."""
     names = [COORDINATOR, *ring.names, DECODE]
-    ports = warm.free_ports(len(names) + len(ring.hops))
+    ports = free_ports(len(names) + len(ring.hops))
     where = dict(zip(names, (f"tcp://127.0.0.1:{p}" for p in ports), strict=False))
     with ExitStack() as stack:
         via = {}

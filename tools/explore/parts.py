@@ -131,7 +131,7 @@ class Coordinator(Peered):
         self._do(actions)
 
     def _do(self, actions: list[Action]) -> None:
-        self.s.window.peak = 0  # a statistic must not tell equal states apart
+        self.s.ops.window.peak = 0  # a statistic must not tell equal states apart
         for action in actions:
             if isinstance(action, Send):
                 message = action.message

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import takewhile
-from operator import attrgetter
 
+from tools.inspect.around import BEFORE, Around
 from tools.inspect.holds import (
     COMPUTE,
     DOOR,
@@ -26,9 +25,6 @@ from tools.inspect.records import Record
 from tools.inspect.run import Run
 from zpd import gates
 from zpd.errors import Outcome
-from zpd.reservation import IMPORT
-
-BEFORE = 0.002  # seconds before a grant, at which what held it up still did
 
 
 class Teller:
@@ -40,11 +36,8 @@ class Teller:
         self.by: dict[str, list[Record]] = {}
         for r in mine:
             self.by.setdefault(r.event, []).append(r)
-        self.all = sorted((*mine, *others), key=attrgetter("t"))
-        self.still = [r for r in self.all if r.event in ("node_still", "peer_down")]
-        self.coordinator = run.coordinator.node if run.coordinator else "coordinator"
-        self.decode = next((s.node for s in run.of_role("decode")), "decode")
-        self.ring = _ring(run, self.all)
+        self.around = Around(run, att, [*mine, *others])
+        self.coordinator, self.decode = self.around.coordinator, self.around.decode
         done = self.by.get("request_done") or self.by.get("request_refused")
         self.done = done[-1] if done else None
         slow, reads = self.by.get("reader_slow", []), self.by.get("reader_reads", [])
@@ -76,9 +69,9 @@ class Teller:
         last = [h for h in self.found if h.open and (done is None or h.gate == gates.READER)]
         return max(last, key=lambda h: h.rank, default=None)
 
-    def _t(self, event: str, which: int = 0) -> float | None:
+    def _t(self, event: str) -> float | None:
         found = self.by.get(event)
-        return found[which].t if found else None
+        return found[0].t if found else None
 
     def _hold(
         self, start: float | None, stop: float | None, node: str, gate: str, why: str, rank: int
@@ -99,9 +92,9 @@ class Teller:
         begun = accepted if accepted is not None else reserved
         # just before the grant: then who held it up still did
         before = [r.t - BEFORE for r in self.by.get("slot_transition", ())][:1]
-        gate, why = self._queue(max(begun or 0.0, *before) if before else self.stop)
+        gate, why = self.around.queue(max(begun or 0.0, *before) if before else self.stop)
         until = self.stop if granted is None else granted
-        if begun is not None and (frozen := self._frozen(self.decode, begun, until)):
+        if begun is not None and (frozen := self.around.frozen(self.decode, begun, until)):
             gate, why = gates.FROZEN, frozen
         self._hold(begun, granted, self.decode, gate, why, QUEUE)
         if granted is None or not self.by["attempt_granted"][0].use:
@@ -114,80 +107,8 @@ class Teller:
             until = times[i + 1] if i + 1 < len(times) else None
             if until is None and sent and sent[-1].last:
                 break
-            gate, why = self._window(at)
+            gate, why = self.around.window(at)
             self._hold(at, until, self.coordinator, gate, why, WINDOW)
-
-    def _queue(self, until: float) -> tuple[str, str]:
-        """What stood in the way of a grant, just before it or at the end: the gate, and why."""
-        misses = ""
-        slots: dict[int, tuple[str, str, float]] = {}
-        lanes: dict[int, str] = {}
-        quiet: dict[int, set[str]] = {}
-        for r in self._until(until):
-            if r.event == "slot_transition":
-                since = r.t if r.before != r.after else slots.get(r.slot, ("", "", r.t))[2]
-                slots[r.slot] = (r.after, r.att, since)
-                busy = quiet.setdefault(r.slot, set())
-                if r.step == "opened":
-                    busy.add(r.user)
-                elif r.user and r.step != "lost":
-                    busy.discard(r.user)
-            elif r.event == "lane_changed":
-                lanes[r.lane] = r.after
-            elif r.event == "queue_waits":
-                misses = r.what
-        taken = []
-        for n, (state, att, since) in sorted(slots.items()):
-            if state == "free" or att == self.att:
-                continue
-            waits = ", ".join(sorted(quiet.get(n, set()) - {IMPORT}))
-            by = f", {waits} not quiet" if waits and state in ("draining", "orphaned") else ""
-            taken.append(f"slot {n} {state} for {att} ({until - since:.3f} s{by})")
-        held = [f"lane {n} has {a}" for n, a in sorted(lanes.items()) if a not in ("", self.att)]
-        ring = self._ring_state(until)
-        drains = any(state in ("draining", "orphaned") for state, _, _ in slots.values())
-        gate = gates.queue_gate(misses, drains, "" in lanes.values() or not lanes)
-        return gate, "; ".join([*taken, *held, *([ring] if ring else [])])
-
-    def _ring_state(self, until: float) -> str:
-        said = [r for r in self._until(until) if r.event in ("ring_opened", "ring_broken")]
-        return f"the ring is not open: {said[-1].why}" if said and said[-1].why else ""
-
-    def _window(self, at: float) -> tuple[str, str]:
-        """Why the next op did not leave at once."""
-        out: dict[int, Record] = {}
-        depth = 0
-        for r in self._until(at):
-            if r.event == "op_sent":
-                out[r.seq], depth = r, r.depth
-            elif r.event == "op_replied":
-                out.pop(r.seq, None)
-            elif r.event in ("ring_opened", "ring_broken"):
-                out.clear()
-        if ring := self._ring_state(at):
-            return gates.RING, ring
-        if not out:
-            return gates.ORDER, "chunks of other prompts first"
-        oldest = min(out)
-        count = sum(not r.more for r in out.values())
-        said = f"{count} of {depth} ops outstanding, the oldest is op {oldest}"
-        return gates.WINDOW, f"{said} of {out[oldest].att}, {self._whereabouts(oldest, at)}"
-
-    def _whereabouts(self, seq: int, at: float) -> str:
-        place = f"on the link {self.coordinator} -> {self.ring[0] if self.ring else '?'}"
-        for r in self._until(at):
-            if r.seq == seq and r.event == "op_arrived":
-                place = f"at {r.node}"
-            elif r.seq == seq and r.event == "op_computed":
-                place = f"on the link {r.node} -> {self._after(r.node)}"
-        return place
-
-    def _until(self, at: float) -> Iterator[Record]:
-        return takewhile(lambda r: r.t <= at, self.all)
-
-    def _after(self, node: str) -> str:
-        i = self.ring.index(node) + 1
-        return self.ring[i] if i < len(self.ring) else self.coordinator
 
     def _op(self, op: Record) -> Iterator[Hold]:
         """The legs of one op's way around."""
@@ -197,16 +118,16 @@ class Teller:
         name = f"op {op.seq} [{op.start}, {op.stop})"
         at, source = op.t, self.coordinator
         end = self.stop if replied is None else replied
-        for node in self.ring:
+        for node in self.around.ring:
             if node not in arrived:
                 break
             came = arrived[node].t
             yield self._link(at, max(at, came), source, node, name)
             if node not in computed:
-                ahead = self._ahead(node, op.seq, end)
+                ahead = self.around.ahead(node, op.seq, end)
                 gate, rank = (gates.STAGE_QUEUE, STAGE) if ahead else (gates.COMPUTE, COMPUTE)
                 name = f"{name}{ahead}"
-                if frozen := self._frozen(node, came, end):
+                if frozen := self.around.frozen(node, came, end):
                     gate, name = gates.FROZEN, f"{frozen}; {name}"
                 yield Hold(came, end, node, gate, name, rank, open=True)
                 return
@@ -214,12 +135,13 @@ class Teller:
             left = done.t - done.sent
             began = max(came, left - done.computed)
             yield Hold(came, began, node, gates.STAGE_QUEUE, name, STAGE)
-            frozen = self._frozen(node, began, left)
+            frozen = self.around.frozen(node, began, left)
             gate, why = (gates.FROZEN, f"{frozen}; {name}") if frozen else (gates.COMPUTE, name)
             yield Hold(began, left, node, gate, why, COMPUTE)
             yield Hold(left, done.t, node, gates.SEND, name, STAGE)
             at, source = done.t, node
-        target = self._after(source) if source in self.ring else self.ring[0]
+        ring = self.around.ring
+        target = self.around.after(source) if source in ring else ring[0]
         yield self._link(at, max(at, end), source, target, name, open=replied is None)
 
     def _link(
@@ -227,34 +149,9 @@ class Teller:
     ) -> Hold:
         """Between two nodes; where the other one stood still meanwhile, it was not the link."""
         gate, node = gates.LINK, f"{source} -> {target}"
-        if frozen := self._frozen(target, start, stop, by=source):
+        if frozen := self.around.frozen(target, start, stop, by=source):
             gate, node, name = gates.FROZEN, target, f"{frozen}; {name}"
         return Hold(start, stop, node, gate, name, LINK, open=open)
-
-    def _frozen(self, node: str, start: float, stop: float, by: str = "") -> str:
-        """Why that node counts as frozen in that time: its own word afterwards, or that of nodes
-        other than ``by``, whose link to it may be what is broken."""
-        for r in self.still:
-            if r.event == "node_still" and r.node == node:
-                if r.t > start and r.t - r.seconds < stop:
-                    return f"its {r.what} stood still for {r.seconds:.1f} s"
-            elif r.peer == node and r.node != by:
-                mute = r.reason.startswith(("silent", "stalled"))
-                if mute and start <= r.t <= stop + BEFORE:
-                    return f"{r.node} lost it: {r.reason}"
-        return ""
-
-    def _ahead(self, node: str, seq: int, at: float) -> str:
-        waits: set[int] = set()
-        for r in self._until(at):
-            if r.node == node and r.event == "op_arrived":
-                waits.add(r.seq)
-            elif r.node == node and r.event == "op_computed":
-                waits.discard(r.seq)
-            elif r.event == "ring_opened":
-                waits.clear()
-        ahead = sorted(n for n in waits if n < seq)
-        return f" behind op {ahead[0]}" if ahead else ""
 
     def _behind_the_ring(self) -> None:
         replied = self.by.get("op_replied", [])
@@ -277,7 +174,7 @@ class Teller:
                     replied[-1].t, max(last, replied[-1].t), links, gates.KV_LINK, "", TRANSFER
                 )
                 if started is None or started > last:
-                    why = self._lanes(self.stop if started is None else started)
+                    why = self.around.lanes(self.stop if started is None else started)
                     self._hold(last, started, self.decode, gates.WAITING, why, LANE)
         self._loop(started, ended, gates.IMPORT)
         granted = self.by.get("attempt_granted")
@@ -293,7 +190,7 @@ class Teller:
     def _missing(self, start: float, stop: float | None, stages: list[str]) -> None:
         until = self.stop if stop is None else stop
         for stage in stages:
-            if frozen := self._frozen(stage, start, until, by=self.decode):
+            if frozen := self.around.frozen(stage, start, until, by=self.decode):
                 why = f"{frozen}; its KV is missing"
                 self._hold(start, stop, stage, gates.FROZEN, why, TRANSFER)
                 return
@@ -303,7 +200,7 @@ class Teller:
     def _loop(self, start: float | None, stop: float | None, gate: str, why: str = "") -> None:
         """What the decode node computes, unless it stood still and does to the end."""
         if start is not None and stop is None:
-            frozen = self._frozen(self.decode, start, self.stop)
+            frozen = self.around.frozen(self.decode, start, self.stop)
             gate, why = (gates.FROZEN, frozen) if frozen else (gate, why)
         self._hold(start, stop, self.decode, gate, why, LOOP)
 
@@ -314,31 +211,10 @@ class Teller:
             why = f"{r.unread} bytes more were unread"
             self._hold(r.t - gates.SLOW, until, r.node, gates.READER, why, READER)
 
-    def _lanes(self, at: float) -> str:
-        lanes: dict[int, str] = {}
-        for r in self._until(at):
-            if r.event == "lane_changed":
-                before = lanes.get(r.lane, "")
-                lanes[r.lane] = r.after if r.after != self.att else before
-        return "; ".join(f"lane {n} has {att}" for n, att in sorted(lanes.items()) if att)
-
     def _trouble(self) -> Iterator[str]:
         """What other records of that time may explain."""
-        for r in self.all:
+        for r in self.around.all:
             inside = self.start <= r.t <= self.stop
             if inside and (r.reason or r.why) and r.level in ("warning", "error"):
                 said = f"{r.event} {r.peer or r.term}: {r.reason or r.why} {r.detail}".strip()
                 yield f"{r.t - self.start:8.3f} s {r.node}: {said}"
-
-
-def _ring(run: Run, records: list[Record]) -> list[str]:
-    """The stages, in the order in which ops come to them; those that none came to last."""
-    ring: list[str] = []
-    by_op: dict[int, list[str]] = {}
-    for r in records:
-        if r.event == "op_arrived":
-            by_op.setdefault(r.seq, []).append(r.node)
-    for nodes in by_op.values():
-        if len(nodes) > len(ring):
-            ring = nodes
-    return ring + [s.node for s in run.of_role("prefill") if s.node not in ring]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from tools.bring_up import NotReady, until_ready
@@ -58,15 +57,6 @@ def running(text: str, module: str, directory: Path, interrupts: Interrupts) -> 
         if interrupts.asked:
             raise KeyboardInterrupt
         yield Warm(topology, tuple(processes.pids.values()), interrupts)
-
-
-def free_ports(n: int) -> list[int]:
-    """Of this machine; nobody holds them, but somebody may take one before it is used."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(n)]
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
 
 
 class Warm:
