@@ -99,7 +99,7 @@ class Pages:
         name = self.door.topology.coordinator.name
         if facts.down:
             return [_leg("front door", facts.down, facts.since)]
-        found = await self.door.mailbox.status(name)
+        found = await self.asked.coordinator()
         if "error" in found:
             return [_leg(name, found["error"], now)]
         if found["ready"]:
@@ -113,7 +113,7 @@ class Pages:
 
     async def requests(self, request: Request) -> Response:
         """Those that the coordinator has, whoever asked, and ours that it does not have yet."""
-        topology, said = self.door.topology, await self.asked.now()
+        topology, said = self.door.topology, await self.asked.recent()
         name = topology.coordinator.name
         if "error" in said[name]:
             raise of_outcome(Outcome.UNAVAILABLE, f"{name}: {said[name]['error']}")
