@@ -12,7 +12,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from nodes.http.bodies import DetokenizeBody, TokenizeBody, read
+from nodes.http.bodies import MAX_IDS, DetokenizeBody, TokenizeBody, read
 from nodes.http.calls import Failed
 from nodes.http.door import Door
 from nodes.http.errors import HttpError, bad, of_outcome
@@ -134,6 +134,9 @@ def _to_tokens(raw: bytes) -> tuple[str | None, Wanted]:
 
 
 def _to_text(raw: bytes) -> DetokenizeBody:
+    """The parser is one call that lets no other thread run: of far too many ids not even that."""
+    if raw.count(b",") > MAX_IDS:  # one between each two of them, and one beside the model's name
+        raise bad("tokens", f"more than {MAX_IDS} ids")
     return read(DetokenizeBody, raw)
 
 

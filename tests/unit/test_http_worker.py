@@ -114,8 +114,10 @@ def test_an_answer_of_detokenize_is_bounded() -> None:
         body = {"tokens": [65] * (bodies.MAX_IDS + 1)}
         found = await s.ask("/detokenize", body)
         assert (found.status, found.error["param"]) == (400, "tokens")
+        found = await s.ask("/detokenize", b"," * (bodies.MAX_IDS + 1))  # before it is parsed
+        assert (found.status, found.error["param"]) == (400, "tokens")
         body["tokens"].pop()
-        found = await s.ask("/detokenize", body)
+        found = await s.ask("/detokenize", {**body, "model": "toy"})
         assert json.loads(found.body) == {"prompt": "A" * bodies.MAX_IDS}
         text = '"\\\n\x00é€😀' * pages.STEP
         found = await s.ask("/detokenize", {"tokens": list(text.encode())})
