@@ -108,7 +108,7 @@ class Pages:
 
     async def requests(self, request: Request) -> Response:
         """Those that the coordinator has, whoever asked, and ours that it does not have yet."""
-        topology, said = self.door.topology, await self.asked.recent()
+        topology, said = self.door.topology, await self.asked.next()
         name = topology.coordinator.name
         if "error" in said[name]:
             raise of_outcome(Outcome.UNAVAILABLE, f"{name}: {said[name]['error']}")
