@@ -14,7 +14,7 @@ white space may stand, a small model may write nothing else until max_tokens.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import llguidance
 import numpy as np
@@ -25,12 +25,19 @@ from nodes.models.spec import read_spec
 from zpd.errors import UserError
 from zpd.layers import TOY
 
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
 Array = np.ndarray[Any, Any]
 
 MAX_BYTES = 2**16  # of a guide on the wire
 KINDS = ("json_object", "json_schema", "regex", "grammar")
 TOY_END = 0  # the toy model has no end-of-sequence id; in a guide, a zero byte is one
-FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+FORM: JsonCompileOptions = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
 
 
 class Guide:

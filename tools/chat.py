@@ -95,7 +95,8 @@ def _read() -> str:
 
 async def _answer(server: Server, body: dict[str, Any]) -> str:
     """Streams it to stdout; what cut it short to stderr."""
-    answer, finish, usage = "", "", {}
+    answer, finish = "", ""
+    usage: dict[str, Any] = {}
     async with contextlib.aclosing(server.stream("chat", body)) as events:
         async for event in events:
             text = text_of(event)

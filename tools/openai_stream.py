@@ -7,7 +7,7 @@ own machine must not be what is measured.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import aiohttp
@@ -55,7 +55,9 @@ class Server:
         except (KeyError, IndexError, TypeError, ValueError):
             raise RemoteError("models", f"{self.url}/v1/models names no model") from None
 
-    async def stream(self, kind: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def stream(
+        self, kind: str, body: Mapping[str, Any]
+    ) -> AsyncGenerator[dict[str, Any], None]:
         """The events of one request, up to [DONE]. Raises Refused, and RemoteError where the server
         is not there, or breaks off, or sends what no OpenAI server does."""
         asked = {**body, "stream": True, "stream_options": {"include_usage": True}}

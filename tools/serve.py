@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import socket
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 from tools.check import check
@@ -16,10 +17,14 @@ from zpd.configkeys import Problems
 from zpd.confignodes import DTYPES
 from zpd.errors import UserError
 from zpd.rundir import run_dir
-from zpd.topology import Node, Topology
+from zpd.topology import Node
 
 PORT = 8000
 MOST = 1024
+# Flags and their defaults. A file says the first for itself, and the second where it has an HTTP
+# node.
+OF_MODEL = {"stages": 1, "lanes": 4, "max_tokens": 0, "threads": 0, "dtype": Node.dtype}
+OF_DOOR = {"host": HERE, "port": PORT, "api_keys": ""}
 FILE = "topology.toml"  # in the run directory
 
 
@@ -30,17 +35,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="as `zpd models pull` knows it (fetched where need be), or a directory")  # fmt: skip
     add("--config", type=Path, metavar="FILE",
         help="instead: this topology, with an HTTP node added where it has none")  # fmt: skip
-    add("--stages", type=int, default=1, metavar="N", help="prefill stages (%(default)s)")
-    add("--lanes", type=int, default=4, metavar="N",
-        help="requests that decode at the same time (%(default)s)")  # fmt: skip
-    add("--max-tokens", type=int, default=0, metavar="N",
+    # None where it is not said, which run() makes the default.
+    add("--stages", type=int, metavar="N", help=f"prefill stages ({OF_MODEL['stages']})")
+    add("--lanes", type=int, metavar="N",
+        help=f"requests that decode at the same time ({OF_MODEL['lanes']})")  # fmt: skip
+    add("--max-tokens", type=int, metavar="N",
         help="room of a request, prompt and answer (the model's, at most 4096)")  # fmt: skip
-    add("--threads", type=int, default=0, metavar="N",
+    add("--threads", type=int, metavar="N",
         help="of each node that computes (its part of all cores)")  # fmt: skip
-    add("--dtype", choices=DTYPES, default=Node.dtype, help="(%(default)s)")
-    add("--host", default=HERE, metavar="HOST", help="to listen at (%(default)s: only from here)")
-    add("--port", type=int, default=PORT, metavar="N", help="(%(default)s)")
-    add("--api-keys", default="", metavar="WHERE",
+    add("--dtype", choices=DTYPES, help=f"({Node.dtype})")
+    add("--host", metavar="HOST", help=f"to listen at ({HERE}: only from here)")
+    add("--port", type=int, metavar="N", help=f"({PORT})")
+    add("--api-keys", metavar="WHERE",
         help="file:PATH (one a line) or env:NAME; without it none is needed")  # fmt: skip
     add("--run-dir", type=Path, metavar="DIR", help="where logs go (a fresh directory)")
     add("--ready-timeout", type=float, default=READY_TIMEOUT, metavar="S",
@@ -54,7 +60,15 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("MODEL or --config FILE: exactly one of them")
     if args.config:
         topology = load(args.config)
-        text = _of_file(args, topology)
+        has_door = any(n.http for n in topology.nodes)
+        _refuse(args, OF_MODEL, "the file says it")
+        if has_door:
+            _refuse(args, OF_DOOR, "the file has an HTTP node, whose table says it")
+    for name, default in {**OF_MODEL, **OF_DOOR}.items():
+        if getattr(args, name) is None:
+            setattr(args, name, default)
+    if args.config:
+        text = "" if has_door else _of_file(args)
     else:
         text = _of_model(args)
         topology = parse(tomllib.loads(text), Problems("zpd serve"))
@@ -81,10 +95,15 @@ def _of_model(args: argparse.Namespace) -> str:
     )  # fmt: skip
 
 
-def _of_file(args: argparse.Namespace, topology: Topology) -> str:
-    """The file with an HTTP node; empty where it has one already."""
-    if any(n.http for n in topology.nodes):
-        return ""
+def _refuse(args: argparse.Namespace, names: Iterable[str], why: str) -> None:
+    for name in names:
+        if (value := getattr(args, name)) is not None:
+            flag = "--" + name.replace("_", "-")
+            raise UserError(f"{flag} {value}: not with --config {args.config}: {why}")
+
+
+def _of_file(args: argparse.Namespace) -> str:
+    """The file with an HTTP node."""
     text = args.config.read_text(encoding="utf-8")
     return f"{text}\n{http_node(_listen(args), args.api_keys)}"
 

@@ -73,9 +73,9 @@ def ask(node: Node, topology: str, times: Timeouts) -> Answer:
         with Client(node.address, timeouts=times) as client:
             client.send(StatusAsk())
             got = client.receive(times.handshake)
-        if got is None or not isinstance(got[0], Status):
+        message, blobs = got or (None, ())
+        if not isinstance(message, Status):
             return Answer(error=f"no answer in {times.handshake:g} s")
-        message, blobs = got
         status = json.loads(blobs[0].as_text())
     except RemoteError as e:
         return Answer(error=e.detail or e.reason)

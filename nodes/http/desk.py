@@ -42,6 +42,7 @@ class _Choice:
     index: int
     watched: Watched
     asked: Asked
+    label: str = ""  # as the coordinator has it
     again: bool = False  # the prompt is that of the ask before
     n_tokens: int = 0
     uid: str = ""
@@ -154,7 +155,8 @@ class Desk:
                 return
             watched = self.metrics.arrived(self.context.now() - (time.time() - call.since))
             again = index > 0 and question.prompt is call.questions[index - 1].prompt
-            self._choices[number] = _Choice(call, index, watched, asked, again)
+            self._choices[number] = _Choice(call, index, watched, asked, ask.label, again)
+            self.context.event("ask_sent", id=call.id, label=ask.label)
 
     def _cancel(self, call: Call, why: str) -> None:
         """Those that the coordinator has not named yet are cancelled when it does."""
@@ -178,6 +180,7 @@ class Desk:
             raise RemoteError("unknown_label", message.label[:64])
         choice.uid = message.uid
         choice.asked.accepted(message, self.context.now())
+        self.context.event("ask_accepted", label=choice.label, uid=message.uid)
         self.metrics.accepted(choice.watched)
         self._uids[message.uid] = choice
         if choice.index < 0:
@@ -193,6 +196,7 @@ class Desk:
         self.metrics.tokens(choice.watched, self.context.now(), len(message.ids))
         if choice.index < 0:
             return
+        self.context.event("answer_grew", uid=message.uid, n_tokens=choice.n_tokens)
         rows = _logprobs(blobs, len(message.ids)) if blobs else ()
         self._put(choice.call, Piece(choice.index, message.text, message.ids, rows))
 
@@ -201,6 +205,10 @@ class Desk:
         if choice is None:
             raise RemoteError("unknown_label", message.label[:64])
         self._uids.pop(choice.uid, None)
+        self.context.event(
+            "ask_done", label=choice.label, uid=message.uid, outcome=message.outcome,
+            n_prompt=message.n_prompt, n_tokens=choice.n_tokens,
+        )  # fmt: skip
         spans = choice.asked.spans(message, self.context.now())
         self._ended(choice, message.outcome, message.n_prompt, spans)
         if choice.index < 0:
@@ -218,6 +226,10 @@ class Desk:
         """The coordinator is lost, or this node stops."""
         calls = {c.call: None for c in self._choices.values() if c.index >= 0}
         for choice in self._choices.values():
+            self.context.event(
+                "ask_done", label=choice.label, uid=choice.uid, outcome=outcome, n_prompt=0,
+                n_tokens=choice.n_tokens,
+            )  # fmt: skip
             self._ended(choice, outcome, 0, {})
         self._choices.clear()
         self._uids.clear()

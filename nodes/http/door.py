@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from nodes.http.admission import Admission, header, read_body
-from nodes.http.bodies import Body, ChatBody, Common, CompletionBody, read
+from nodes.http.bodies import ChatBody, Common, CompletionBody, read
 from nodes.http.calls import Call, Question
 from nodes.http.errors import HttpError, bad, of_outcome, of_user
 from nodes.http.mailbox import WORKER, Facts, Mailbox
@@ -29,6 +29,7 @@ CUT = "zpd.cut"  # in a scope's state: a function that ends the connection at on
 SHRINKS = 4  # a text may get so much shorter when it is normalised
 SMALL = 2**16  # bytes of a body that are read at once; more of them on a worker
 MAX_LABEL = 128  # characters of X-Request-Id
+T = TypeVar("T")
 
 
 class Door:
@@ -85,12 +86,14 @@ class Door:
             raise bad("tools", f"the chat template of {self.model} knows no tools, or not as zpd")
         return form
 
-    async def body(self, kind: type[Body], scope: Any, receive: Any, worker: str = WORKER) -> Body:
-        """Raises HttpError."""
+    async def body(
+        self, scope: Any, receive: Any, read: Callable[[bytes], T], worker: str = WORKER
+    ) -> T:
+        """What ``read`` makes of it. Raises HttpError."""
         raw = await read_body(scope, receive, self.settings.max_body)
         if len(raw) <= SMALL:
-            return read(kind, raw)
-        found: Body = await self.mailbox.work(lambda: read(kind, raw), worker)
+            return read(raw)
+        found: T = await self.mailbox.work(lambda: read(raw), worker)
         return found
 
     async def tokens(self, wanted: Wanted, text: Text, worker: str = WORKER) -> list[list[int]]:
@@ -114,9 +117,8 @@ class Completions:
         door, began = self.door, time.monotonic()
         with door.admission.enter(scope):
             label = label_of(scope)
-            body = await door.body(self.kind, scope, receive)
-            wanted = of_chat(body) if isinstance(body, ChatBody) else of_completion(_is(body))
-            door.check_model(body.model)
+            model, wanted = await door.body(scope, receive, self._read)
+            door.check_model(model)
             text = door.text()
             form = door.form(wanted, text)
             prefix = "chatcmpl" if wanted.chat else "cmpl"
@@ -135,6 +137,11 @@ class Completions:
                 del door.calls[call.id]
                 if not call.over:
                     door.mailbox.cancel(call, why)
+
+    def _read(self, raw: bytes) -> tuple[str, Wanted]:
+        body = read(self.kind, raw)
+        wanted = of_chat(body) if isinstance(body, ChatBody) else of_completion(_is(body))
+        return body.model, wanted
 
     async def _answer(
         self, call: Call, wanted: Wanted, text: Text, form: str, began: float, send: Any
@@ -175,17 +182,9 @@ def questions(
         raise of_outcome(Outcome.DEADLINE, "at the door when its time was over")
     found = []
     for prompt in prompts:
-        param = "messages" if wanted.chat else "prompt"
         if not prompt:
-            raise bad(param, "is empty: at least one token")
-        room = facts.limit - len(prompt)
-        size = room if wanted.max_tokens is None else wanted.max_tokens
-        if size > room or room < 1:
-            text = (
-                f"{param} of {len(prompt)} tokens + max_tokens {size} = {len(prompt) + size}: "
-                f"{facts.limit} is the most that every node allows"
-            )
-            raise HttpError(400, text, "context_length_exceeded", param)
+            raise bad(_param(wanted), "is empty: at least one token")
+        size = _room(wanted, len(prompt), facts.limit)
         for i in range(wanted.n):
             ask = Ask("", "ids", size, wanted.sampling_of(i), wanted.stop, timeout, wanted.priority)
             found.append(Question(ask, prompt, wanted.guide))
@@ -193,14 +192,35 @@ def questions(
 
 
 def check_size(wanted: Wanted, text: Text, limit: int) -> None:
-    """A text that no slot can hold is refused before it is tokenised, which would take seconds.
-    Raises HttpError(400)."""
+    """A prompt that no slot can hold is refused before a worker looks at it, which may take
+    seconds. Raises HttpError(400)."""
+    for prompt in wanted.prompts:
+        if type(prompt) is not str:
+            _room(wanted, len(prompt), limit)
     most = limit * text.longest * SHRINKS
     said = [len(p) for p in wanted.prompts if type(p) is str]
     if (longest := max(said, default=sum(len(m["content"]) for m in wanted.messages))) > most:
-        param = "messages" if wanted.chat else "prompt"
+        param = _param(wanted)
         message = f"{param}: {longest} characters are more than {limit} tokens, whatever they say"
         raise HttpError(400, message, "context_length_exceeded", param)
+
+
+def _param(wanted: Wanted) -> str:
+    return "messages" if wanted.chat else "prompt"
+
+
+def _room(wanted: Wanted, n_prompt: int, limit: int) -> int:
+    """Tokens that its answer may have. Raises HttpError(400)."""
+    room = limit - n_prompt
+    size = max(room, 1) if wanted.max_tokens is None else wanted.max_tokens
+    if size > room or room < 1:
+        param = _param(wanted)
+        text = (
+            f"{param} of {n_prompt} tokens + max_tokens {size} = {n_prompt + size}: "
+            f"{limit} is the most that every node allows"
+        )
+        raise HttpError(400, text, "context_length_exceeded", param)
+    return size
 
 
 def label_of(scope: Any) -> str:

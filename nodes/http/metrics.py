@@ -94,7 +94,8 @@ class Nodes:
 
     def actor(self, name: str) -> Mapping[str, Any]:
         """Empty where the node is silent, so that what it held counts as gone."""
-        return (self.said.get(name) or {}).get("actor", {})
+        found: Mapping[str, Any] = (self.said.get(name) or {}).get("actor", {})
+        return found
 
     def collect(self) -> Iterator[Metric]:
         """As a registry of prometheus-client."""

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from nodes.http.bodies import DetokenizeBody, TokenizeBody
+from nodes.http.bodies import MAX_IDS, DetokenizeBody, TokenizeBody, read
 from nodes.http.calls import Failed
 from nodes.http.door import Door
 from nodes.http.errors import HttpError, bad, of_outcome
 from nodes.http.mailbox import PAGES
 from nodes.http.round import Round
-from nodes.http.wanted import Wanted
+from nodes.http.wanted import Wanted, of_texts
+from nodes.text import Text
 from zpd.errors import Outcome
 from zpd.gates import held
-from zpd.requests import Sampling
 
 DISTRIBUTION = "zpd-serve"
-STEP = 10_000  # ids; a millisecond
+STEP = 10_000  # ids or characters; a millisecond
 
 
 class Pages:
@@ -35,14 +37,9 @@ class Pages:
     async def tokenize(self, request: Request) -> Response:
         door = self.door
         with door.admission.enter(request.scope):
-            body = await door.body(TokenizeBody, request.scope, request.receive, PAGES)
-            door.check_model(body.model)
+            model, wanted = await door.body(request.scope, request.receive, _to_tokens, PAGES)
+            door.check_model(model)
             text = door.text()
-            messages = tuple(m.for_template() for m in body.messages or ())
-            prompts = () if body.prompt is None else (body.prompt,)
-            wanted = Wanted(
-                messages, (), prompts, 1, None, Sampling(), (), "", 0.0, 0, False, False
-            )
             door.form(wanted, text)
             (ids,) = await door.tokens(wanted, text, PAGES)
             limit = door.mailbox.facts.limit
@@ -52,13 +49,11 @@ class Pages:
     async def detokenize(self, request: Request) -> Response:
         door = self.door
         with door.admission.enter(request.scope):
-            body = await door.body(DetokenizeBody, request.scope, request.receive, PAGES)
+            body = await door.body(request.scope, request.receive, _to_text, PAGES)
             door.check_model(body.model)
             text = door.text()
-            if (most := max(body.tokens, default=0)) >= text.vocab_size:
-                raise bad("tokens", f"{most}: ids are from 0 to {text.vocab_size - 1}")
-            raw = await door.mailbox.work(lambda: b"".join(map(text.bytes_of, body.tokens)), PAGES)
-        return JSONResponse({"prompt": raw.decode("utf-8", "replace")})
+            said = await door.mailbox.work(lambda: _prompt(body.tokens, text), PAGES)
+        return Response(said, media_type="application/json")
 
     # ---- what there is ---------------------------------------------------------------------------
 
@@ -99,7 +94,7 @@ class Pages:
         name = self.door.topology.coordinator.name
         if facts.down:
             return [_leg("front door", facts.down, facts.since)]
-        found = await self.door.mailbox.status(name)
+        found = await self.asked.coordinator()
         if "error" in found:
             return [_leg(name, found["error"], now)]
         if found["ready"]:
@@ -113,7 +108,7 @@ class Pages:
 
     async def requests(self, request: Request) -> Response:
         """Those that the coordinator has, whoever asked, and ours that it does not have yet."""
-        topology, said = self.door.topology, await self.asked.now()
+        topology, said = self.door.topology, await self.asked.next()
         name = topology.coordinator.name
         if "error" in said[name]:
             raise of_outcome(Outcome.UNAVAILABLE, f"{name}: {said[name]['error']}")
@@ -131,6 +126,28 @@ class Pages:
         else:  # its prompt is being tokenised, and nobody was asked
             call.put(Failed(of_outcome(Outcome.CANCELLED, why)))
         return JSONResponse({"id": call.id, "object": "request", "cancelled": True})
+
+
+def _to_tokens(raw: bytes) -> tuple[str | None, Wanted]:
+    body = read(TokenizeBody, raw)
+    return body.model, of_texts(body)
+
+
+def _to_text(raw: bytes) -> DetokenizeBody:
+    """The parser is one call that lets no other thread run: of far too many ids not even that."""
+    if raw.count(b",") > MAX_IDS:  # one between each two of them, and one beside the model's name
+        raise bad("tokens", f"more than {MAX_IDS} ids")
+    return read(DetokenizeBody, raw)
+
+
+def _prompt(ids: Sequence[int], text: Text) -> str:
+    """The JSON of their text. Raises HttpError(400)."""
+    if (most := max(ids, default=0)) >= text.vocab_size:
+        raise bad("tokens", f"{most}: ids are from 0 to {text.vocab_size - 1}")
+    said = b"".join(map(text.bytes_of, ids)).decode("utf-8", "replace")
+    parts = (said[i : i + STEP] for i in range(0, len(said), STEP))
+    pieces = (json.dumps(part, ensure_ascii=False)[1:-1] for part in parts)
+    return f'{{"prompt":"{"".join(pieces)}"}}'
 
 
 def _tokens(ids: list[int], limit: int) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nodes.guide import MAX_BYTES
-from nodes.http.bodies import ChatBody, Common, CompletionBody
+from nodes.http.bodies import ChatBody, Common, CompletionBody, TokenizeBody
 from nodes.http.errors import bad, of_user
 from nodes.text import Text
 from zpd.errors import UserError
@@ -68,6 +68,13 @@ def of_completion(body: CompletionBody) -> Wanted:
     said = DEFAULT_COMPLETION if body.max_tokens is None else body.max_tokens
     logprobs = -1 if body.logprobs is None else body.logprobs
     return replace(_wanted(body, said, logprobs), prompts=body.prompt)
+
+
+def of_texts(body: TokenizeBody) -> Wanted:
+    """Only its prompt counts."""
+    prompts = () if body.prompt is None else (body.prompt,)
+    messages = tuple(m.for_template() for m in body.messages or ())
+    return Wanted(messages, (), prompts, 1, None, Sampling(), (), "", 0.0, 0, False, False)
 
 
 def _wanted(body: Common, max_tokens: int | None, logprobs: int) -> Wanted:

@@ -36,7 +36,9 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     with own_home(tmp_path_factory.mktemp("door")) as directory:
         model = {"name": "toy", "max_tokens": 512, "layers": 8, "toy_seconds": 0.002}
         decode = {"lanes": 4, "source_slots": 4}
-        with front(directory, model=model, sections={"decode": decode}) as made:
+        # at level debug the door's log is held against all its rules, whatever its clients did
+        sections = {"decode": decode, "topology": {"log_level": "debug"}}
+        with front(directory, model=model, sections=sections) as made:
             yield made
 
 

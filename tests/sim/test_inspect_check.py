@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.sim.logs import busy_world, write_logs
+from tests.sim.logs import busy_world, write_door, write_logs
 from tests.sim.world import World, prompt, topology
 from tools.inspect.check import BACK, Verdict, check
 from tools.inspect.run import Run
@@ -24,13 +24,14 @@ from zpd.log import ROOM
 from zpd.log import Log as NodeLog
 
 Lines = list[dict[str, Any]]
-C, S, D = "coordinator", "prefill-0", "decode"
+C, S, D, F = "coordinator", "prefill-0", "decode", "door"
 
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("good")
     write_logs(busy_world(), directory)
+    write_door(directory)
     return directory
 
 
@@ -284,6 +285,75 @@ def lane_of_another(log: Log) -> int:
     return i + 1
 
 
+def asked_twice(log: Log) -> int:
+    return log.again(log.any("ask_sent"))
+
+
+def accepted_twice(log: Log) -> int:
+    return log.again(log.any("ask_accepted"))
+
+
+def ask_without_an_end(log: Log) -> int:
+    i = log.any("ask_done")
+    (asked,) = log.all("ask_sent", label=log.lines[i]["label"])
+    log.drop(i)
+    return asked + 1
+
+
+def ask_with_two_ends(log: Log) -> int:
+    return log.again(log.any("ask_done"))
+
+
+def ended_as_another(log: Log) -> int:
+    i = log.any("ask_done")
+    log.lines[i]["uid"] += "0"
+    return i + 1
+
+
+def text_after_the_asks_end(log: Log) -> int:
+    i = log.any("ask_done", outcome="length")
+    grew = log.all("answer_grew", uid=log.lines[i]["uid"])[-1]
+    log.lines.insert(i + 1, dict(log.lines[grew]))
+    return i + 2
+
+
+def text_after_the_cancel(log: Log) -> int:
+    (i,) = log.all("call_cancelled")
+    (ask,) = (k for k in log.all("ask_done", outcome="cancelled") if k > i)
+    grew = dict(log.lines[log.any("answer_grew")], uid=log.lines[ask]["uid"])
+    log.lines.insert(i + 1, grew)
+    return i + 2
+
+
+def fewer_tokens_than_before(log: Log) -> int:
+    uid = log.lines[log.any("ask_done", outcome="length")]["uid"]
+    i = log.all("answer_grew", uid=uid)[-1]
+    log.lines[i]["n_tokens"] = 0
+    return i + 1
+
+
+def tokens_that_never_came(log: Log) -> int:
+    i = log.any("ask_done", outcome="length")
+    log.lines[i]["n_tokens"] += 1
+    return i + 1
+
+
+def cancelled_twice(log: Log) -> int:
+    return log.again(log.any("call_cancelled"))
+
+
+def another_outcome_than_the_coordinator(log: Log) -> int:
+    i = log.any("ask_done")
+    log.lines[i]["outcome"] = "stop"
+    return i + 1
+
+
+def another_prompt_than_the_coordinator(log: Log) -> int:
+    i = log.any("ask_done")
+    log.lines[i]["n_prompt"] += 1
+    return i + 1
+
+
 CORRUPTIONS: list[tuple[str, Callable[[Log], int]]] = [
     (C, drop_reply), (C, double_reply), (C, swapped_replies), (C, drop_op), (C, wrong_seq),
     (C, wrong_credits), (C, over_the_depth), (C, no_outcome), (C, two_outcomes),
@@ -291,7 +361,11 @@ CORRUPTIONS: list[tuple[str, Callable[[Log], int]]] = [
     (C, granted_twice), (S, computed_out_of_order), (S, arrived_twice), (D, no_end_mark),
     (D, freed_before_quiet), (D, wrong_state), (D, opened_late), (D, kv_into_a_free_slot),
     (D, kv_out_of_order), (D, imported_too_early), (D, token_twice), (D, token_after_its_lane),
-    (D, lane_of_another),
+    (D, lane_of_another), (F, asked_twice), (F, accepted_twice), (F, ask_without_an_end),
+    (F, ask_with_two_ends), (F, ended_as_another), (F, text_after_the_asks_end),
+    (F, text_after_the_cancel), (F, fewer_tokens_than_before), (F, tokens_that_never_came),
+    (F, cancelled_twice), (F, another_outcome_than_the_coordinator),
+    (F, another_prompt_than_the_coordinator),
 ]  # fmt: skip
 
 
@@ -320,6 +394,7 @@ def test_a_corrupted_log_fails_and_the_line_is_named(
 def test_a_front_doors_log_is_read_along(good: Path, tmp_path: Path) -> None:
     for file in good.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "door.jsonl").unlink()
     doors = NodeLog(tmp_path / "door.jsonl", "door", 1)
     doors.event(
         "node_started", role="http", pid=1, address="", topology="sim", file="", fingerprint="",
@@ -330,12 +405,56 @@ def test_a_front_doors_log_is_read_along(good: Path, tmp_path: Path) -> None:
     doors.event("call_cancelled", id="a", label="my own", why="its client is gone")
     doors.close()
     verdict = judged(tmp_path)
-    assert verdict.right and verdict.notes == ["door: role http: no rules"]
+    assert verdict.right, verdict.problems  # at level info, what it cancels is not in its log
+    assert verdict.notes == []
     log = Log(tmp_path, C, 0)
     blame = double_reply(log)
     log.write()
     (first, *_) = judged(tmp_path).problems
     assert (first.node, first.line) == (C, blame)
+
+
+def copied(good: Path, directory: Path) -> tuple[Log, Log]:
+    """(the door's, the coordinator's), to be changed and written."""
+    for file in good.iterdir():
+        (directory / file.name).write_bytes(file.read_bytes())
+    return Log(directory, F, 0), Log(directory, C, 0)
+
+
+@pytest.mark.parametrize("lost", ["", "a torn line", "the end", "the beginning", "some"])
+def test_an_end_that_the_coordinator_does_not_know(good: Path, tmp_path: Path, lost: str) -> None:
+    """Nothing is said against a log that may have lost it."""
+    door, coordinator = copied(good, tmp_path)
+    last = door.lines.pop()
+    for event in ("ask_sent", "ask_accepted", "ask_done"):
+        fields = {"label": "me#99", "uid": "1-99", "outcome": "stop", "n_tokens": 0, "id": "call-9"}
+        door.lines.append({**door.lines[door.all(event)[-1]], **fields})
+    door.lines.append(last)
+    door.write()
+    if lost == "the end":
+        coordinator.lines.pop()
+    elif lost == "the beginning":
+        del coordinator.lines[0]
+    elif lost == "some":
+        said = {"event": "log_dropped", "dropped": 3, "errors": 0, "detail": ""}
+        coordinator.lines.insert(-1, {**coordinator.lines[-1], **said})
+    coordinator.write()
+    if lost == "a torn line":
+        coordinator.path.write_text(coordinator.path.read_text() + "{")
+    found = [(p.rule, p.node, p.line) for p in judged(tmp_path).problems]
+    assert found == ([] if lost else [("same end", F, len(door.lines) - 1)])
+
+
+def test_what_a_door_says_itself_is_its_own_word(good: Path, tmp_path: Path) -> None:
+    """It lost the coordinator, or was killed."""
+    door, _ = copied(good, tmp_path)
+    i = door.any("ask_done")
+    door.lines[i] |= {"outcome": "coordinator_lost", "n_prompt": 0}
+    door.write()
+    assert judged(tmp_path).right
+    del door.lines[i], door.lines[-1]
+    door.write()
+    assert judged(tmp_path).right
 
 
 def test_a_log_of_another_version_is_not_held_against_these_rules(

@@ -3,6 +3,7 @@ without texts; and its exit codes. The logs are those of a simulated topology.""
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import tarfile
@@ -156,6 +157,47 @@ def test_a_bundles_logs_can_be_inspected(logs: Path, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "b.tar.gz") as tar:
         tar.extractall(tmp_path, filter="data")
     assert inspect(tmp_path / "logs", "check") == 0
+
+
+def machines(logs: Path, run: Path) -> None:
+    """The same run's logs as two machines wrote them, each with its own copy of one file; a name
+    is there compressed and not."""
+    home = {"coordinator": "a", "decode": "a", "prefill-0": "b", "prefill-1": "b"}
+    for node, machine in home.items():
+        at = run / machine
+        at.mkdir(parents=True, exist_ok=True)
+        (at / "ring.toml").write_text(f"# of {machine}\n")
+        text = (logs / f"{node}.jsonl").read_text()
+        (at / f"{node}.jsonl").write_text(text.replace('"file":""', '"file":"/gone/ring.toml"'))
+    lines = (run / "a" / "decode.jsonl").read_bytes().splitlines(keepends=True)
+    half = len(lines) // 2
+    (run / "a" / "decode.jsonl").write_bytes(b"".join(lines[:half]))
+    with gzip.open(run / "a" / "decode.jsonl.gz", "wb") as file:
+        file.write(b"".join(lines[half:]))
+
+
+def test_files_of_two_machines_that_share_a_name_are_all_there(logs: Path, tmp_path: Path) -> None:
+    machines(logs, tmp_path / "run")
+    assert inspect(tmp_path / "run", "bundle", "-o", tmp_path / "b.tar.gz") == 0
+    with tarfile.open(tmp_path / "b.tar.gz") as tar:
+        names = tar.getnames()
+        tar.extractall(tmp_path, filter="data")
+    assert len(set(names)) == len(names)
+    for node, machine in (("coordinator", "a"), ("prefill-0", "b")):
+        assert (tmp_path / "config" / node / "ring.toml").read_text() == f"# of {machine}\n"
+    whole, held = (check(Run(tmp_path / name)) for name in ("run", "logs"))
+    assert whole.right and held.right and whole.records == held.records
+
+
+def test_one_file_of_all_machines_keeps_its_name(logs: Path, tmp_path: Path) -> None:
+    config = tmp_path / "ring.toml"
+    config.write_text("# ours")
+    for file in logs.glob("*.jsonl"):
+        text = file.read_text().replace('"file":""', f'"file":{json.dumps(str(config))}')
+        (tmp_path / file.name).write_text(text)
+    assert inspect(tmp_path, "bundle", "-o", tmp_path / "b.tar.gz") == 0
+    with tarfile.open(tmp_path / "b.tar.gz") as tar:
+        assert [n for n in tar.getnames() if n.startswith("config")] == ["config/ring.toml"]
 
 
 @pytest.mark.parametrize(

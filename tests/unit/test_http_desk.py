@@ -145,7 +145,10 @@ def test_a_cancel_before_the_coordinator_has_named_it() -> None:
     world.desk.grew(Delta("u", "late", (1,)), ())
     world.desk.done(done(label, "u", "cancelled", 1))
     assert came(call) == [] and world.desk.open == 0
-    assert [e["why"] for e in world.events] == ["the client is gone"]
+    events = {e["event"]: e for e in world.events}
+    assert [*events] == ["ask_sent", "call_cancelled", "ask_accepted", "ask_done"]
+    assert len(events) == len(world.events)  # and no text of it
+    assert events["call_cancelled"]["why"] == "the client is gone"
 
 
 def test_one_failure_ends_all_answers_of_a_call() -> None:

@@ -124,7 +124,7 @@ class Reader:
 class Site:
     def __init__(self, fake: Fake, settings: Http, keys: tuple[bytes, ...]) -> None:
         self.door = Door(fake, topology(), settings, keys)
-        self.asked = round.Round(fake, self.door.topology, "http", self.said)
+        self.asked = round.Round(fake, self.door.topology, "http", self.said, recent=0.0)
         self.app = make_app(self.door, self.asked)
 
     def said(self) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from zpd.config import load, parse
 from zpd.configkeys import Problems
 from zpd.topology import Topology
 
-TOY = Path(__file__).parent.parent.parent / "configs" / "toy-2stage.toml"
+CONFIGS = Path(__file__).parent.parent.parent / "configs"
+TOY, DOOR = CONFIGS / "toy-2stage.toml", CONFIGS / "http.toml"
 
 
 def made(stages: int = 2, lanes: int = 4, listen: str = f"{HERE}:8123", keys: str = "") -> Topology:
@@ -67,6 +68,30 @@ def test_a_wrong_value_is_named(
     port = () if "--port" in flags else ("--port", str(*free_ports(1)))
     assert main(["serve", *flags, *port]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "flags", "said"),
+    [
+        (TOY, ("--stages", "1"), "--stages 1: not with --config"),  # the default, too
+        (TOY, ("--lanes", "2"), "--lanes 2: not with --config"),
+        (TOY, ("--max-tokens", "64"), "--max-tokens 64: not with --config"),
+        (TOY, ("--threads", "0"), "--threads 0: not with --config"),
+        (TOY, ("--dtype", "float32"), "--dtype float32: not with --config"),
+        (TOY, ("--host", "192.0.2.1", "--stages", "2"), "--stages 2: not with --config"),
+        (DOOR, ("--stages", "2"), "--stages 2: not with --config"),
+        (DOOR, ("--port", "8000"), "--port 8000: not with --config"),
+        (DOOR, ("--host", HERE), f"--host {HERE}: not with --config"),
+        (DOOR, ("--api-keys", "env:KEY"), "--api-keys env:KEY: not with --config"),
+        (TOY, ("--port", "0"), "--port 0: must be from 1"),  # for the node that is added
+    ],
+)
+def test_a_flag_that_the_file_overrides_is_refused(
+    capsys: pytest.CaptureFixture[str], file: Path, flags: tuple[str, ...], said: str
+) -> None:
+    assert main(["serve", "--config", str(file), *flags]) == 2
+    error = capsys.readouterr().err
+    assert said in error and "Traceback" not in error
 
 
 def test_a_port_that_is_taken_is_said_before_anything_starts(

@@ -60,7 +60,7 @@ class Load:
             say(f"warms up with {shape.name}")
             self.one(warm, Case(shape, 1, on=False))
         cases = list(plan.cases(tuple(shapes), size))
-        found = []
+        found: list[Ran] = []
         for i in range(0, len(cases), 2):  # a pair is whole or not there
             for case in cases[i : i + 2]:
                 if case.eos or case.matrix or time.monotonic() < until or len(found) % 2:

@@ -20,7 +20,8 @@ async def one(
 ) -> tuple[Timeline, str]:
     """One request, and its whole answer. A failure is in the timeline's ``error``, not raised."""
     texts: list[float] = []
-    answer, usage, error = "", {}, ""
+    usage: dict[str, Any] = {}
+    answer, error = "", ""
     sent = time.monotonic()
     try:
         async for event in server.stream(kind, body):

@@ -17,6 +17,7 @@ import re
 import secrets
 import tarfile
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
@@ -42,8 +43,9 @@ def write(run: Run, path: Path, *, with_texts: bool) -> list[str]:
     salt = secrets.token_bytes(16)
     try:
         with tarfile.open(path, "w:gz") as tar:
+            taken: set[str] = set()
             for name, file in _files(run, salt, with_texts):
-                info = tarfile.TarInfo(name)
+                info = tarfile.TarInfo(_free(name, taken))
                 info.size = file.seek(0, os.SEEK_END)
                 file.seek(0)
                 tar.addfile(info, file)
@@ -53,12 +55,26 @@ def write(run: Run, path: Path, *, with_texts: bool) -> list[str]:
         raise UserError(f"-o {path}: {e.strerror}") from None
 
 
+def _free(name: str, taken: set[str]) -> str:
+    """The name, or where another file has it, the same name in a directory of its own: what is
+    unpacked must not lie on top of each other."""
+    at, _, last = name.rpartition("/")
+    found, number = name, 1
+    while found in taken:
+        found, number = f"{at}/other-{number}/{last}", number + 1
+    taken.add(found)
+    return found
+
+
 def _files(run: Run, salt: bytes, with_texts: bool) -> Iterator[tuple[str, IO[bytes]]]:
     yield "versions.json", _json(versions())
     yield "check.json", _json(_redacted(check.check(run).as_json(), with_texts))
-    for config in sorted({c for s in run.sources.values() for c in _configs(s.paths)}):
-        if config.is_file() and config.stat().st_size <= CONFIG_LIMIT:
-            yield f"config/{config.name}", io.BytesIO(config.read_bytes())
+    configs = {c: s.node for s in reversed(run.sources.values()) for c in _configs(s.paths)}
+    names = Counter(config.name for config in configs)
+    for config, node in sorted(configs.items()):
+        # machines whose files share a name: each by the first node that has it
+        name = config.name if names[config.name] == 1 else f"{node}/{config.name}"
+        yield f"config/{name}", io.BytesIO(config.read_bytes())
     for number, directory in enumerate(run.directories):
         at = f"logs/{number}" if len(run.directories) > 1 else "logs"
         for path in sorted(directory.rglob("*")):
@@ -88,10 +104,16 @@ def versions() -> dict[str, Any]:
 
 
 def _configs(paths: list[Path]) -> Iterator[Path]:
+    """The topology files that a node's log names. What was copied along with the log is that
+    machine's own; another one of this machine may lie where its log says."""
     for path in paths:
         for record in named(path, *PLACES[:1]):
             if record.config:
-                yield Path(record.config)
+                config = Path(record.config)
+                beside = path.parent / config.name
+                found = beside if beside.is_file() else config
+                if found.is_file() and found.stat().st_size <= CONFIG_LIMIT:
+                    yield found
 
 
 def _log(path: Path, salt: bytes, with_texts: bool) -> IO[bytes]:

@@ -13,9 +13,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tools.inspect.coordinator import CoordinatorRules
+from tools.inspect.door import DoorRules, disagreements
 from tools.inspect.owner import OwnerRules
-from tools.inspect.records import Block, Record, line_of
-from tools.inspect.rules import Broken, Rules
+from tools.inspect.records import Record, line_of
+from tools.inspect.rules import Broken, Rules, Where
 from tools.inspect.run import Run, Source
 from tools.inspect.stage import StageRules
 from zpd.events import LOG_VERSION
@@ -24,6 +25,7 @@ BACK = 2 * 65536  # lines: twice what the ring of a log holds (zpd.log.ROOM)
 MOST = 1000  # problems that are kept
 RULES: dict[str, Callable[[], Rules]] = {
     "coordinator": CoordinatorRules, "prefill": StageRules, "decode": OwnerRules,
+    "http": DoorRules,
 }  # fmt: skip
 
 
@@ -67,6 +69,8 @@ def check(run: Run) -> Verdict:
             _check(source, make(), verdict)
         else:
             verdict.notes.append(f"{source.node}: role {source.role or 'unknown'}: no rules")
+    for source, broken in disagreements(run):
+        _add(verdict, source, broken)
     if not run.debug:
         verdict.notes.append("log_level is not debug: only requests and their ends were checked")
     verdict.notes += run.said()
@@ -95,7 +99,7 @@ def _check(source: Source, rules: Rules, verdict: Verdict) -> None:
             try:
                 handler(record)
             except Broken as broken:
-                _add(verdict, source, block, block.lines[i], broken)
+                _add(verdict, source, broken, (block.path, block.lines[i]))
             if rules.news:
                 _settle(verdict, source, rules, record)
         found = Counter([r.event for r in block.records])
@@ -111,7 +115,7 @@ def _settle(verdict: Verdict, source: Source, rules: Rules, record: Record) -> N
     are somewhere in the last ones, no further back than the log's own ring goes."""
     block, line = rules.block, rules.block.lines[rules.i]
     for earlier in rules.earlier:
-        _add(verdict, source, block, line, earlier)
+        _add(verdict, source, earlier, (block.path, line))
     if rules.forgive:
         verdict.problems = [
             p
@@ -123,11 +127,14 @@ def _settle(verdict: Verdict, source: Source, rules: Rules, record: Record) -> N
     rules.earlier, rules.forgive, rules.news = [], False, False
 
 
-def _add(verdict: Verdict, source: Source, block: Block, line: int, broken: Broken) -> None:
+def _add(verdict: Verdict, source: Source, broken: Broken, where: Where | None = None) -> None:
+    """``where``: the line to blame, unless the rule names another."""
     if len(verdict.problems) >= MOST:
         verdict.more += 1
         return
-    path, line = broken.where or (block.path, line)
+    found = broken.where or where
+    assert found is not None
+    path, line = found
     text = line_of(path, line)
     problem = Problem(source.node, path.name, line, broken.rule, broken.why, text)
     verdict.problems.append(problem)

@@ -35,6 +35,7 @@ class Record(msgspec.Struct, gc=False):
     incarnation: int = 0
     level: str = ""
     # who
+    id: str = ""
     uid: str = ""
     att: str = ""
     use: str = ""

@@ -104,11 +104,11 @@ class Teller:
         if sent and sent[-1].last:
             times.append(sent[-1].t)
         for i, at in enumerate(times):
-            until = times[i + 1] if i + 1 < len(times) else None
-            if until is None and sent and sent[-1].last:
+            end = times[i + 1] if i + 1 < len(times) else None
+            if end is None and sent and sent[-1].last:
                 break
             gate, why = self.around.window(at)
-            self._hold(at, until, self.coordinator, gate, why, WINDOW)
+            self._hold(at, end, self.coordinator, gate, why, WINDOW)
 
     def _op(self, op: Record) -> Iterator[Hold]:
         """The legs of one op's way around."""
