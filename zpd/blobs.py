@@ -105,21 +105,27 @@ class Blob:
 _blob = maker(Blob)
 
 
-def write_table(cls: type, blobs: Sequence[Blob], checksum: str) -> list[Any]:
-    """The table of a message's blobs. Raises ZpdBug for what ``read_table`` would refuse."""
-    if wrong := _miscount(cls, len(blobs)):
-        raise ZpdBug(wrong)
+def rows(cls: type, blobs: Sequence[Blob], checksum: str) -> list[Row]:
+    """The table of a message's blobs, see ``check_rows``. Raises ZpdBug where the memory of one
+    cannot be sent."""
     add = SUMS.get(checksum)
-    table = []
-    for i, blob in enumerate(blobs):
-        nbytes = blob.data.nbytes
-        if wrong := _fault(blob.dtype, blob.shape, nbytes):
-            raise ZpdBug(f"{cls.__name__} blob {i}: {wrong}")
-        if not blob.data.c_contiguous:
-            raise ZpdBug(f"{cls.__name__} blob {i}: not contiguous memory")
-        said = (checksum, add(blob.data)) if add else None
-        table.append((blob.dtype, blob.shape, nbytes, said))
+    table: list[Row] = []
+    for blob in blobs:
+        data = blob.data
+        if not data.c_contiguous:
+            raise ZpdBug(f"{cls.__name__} blob {len(table)}: not contiguous memory")
+        said = (checksum, add(data)) if add else None
+        table.append((blob.dtype, blob.shape, data.nbytes, said))
     return table
+
+
+def check_rows(cls: type, table: Sequence[Row]) -> None:
+    """Raises ZpdBug for what ``read_table`` would refuse."""
+    if wrong := _miscount(cls, len(table)):
+        raise ZpdBug(wrong)
+    for i, (dtype, shape, nbytes, _) in enumerate(table):
+        if wrong := _fault(dtype, shape, nbytes):
+            raise ZpdBug(f"{cls.__name__} blob {i}: {wrong}")
 
 
 def read_table(cls: type, table: Any) -> tuple[Row, ...]:
