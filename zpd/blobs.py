@@ -150,14 +150,14 @@ def read_blobs(table: tuple[Row, ...], parts: list[memoryview], agreed: str) -> 
     have, or OFF."""
     if len(table) != len(parts):
         raise RemoteError("blob", f"{len(parts)} parts for a blob table of {len(table)}")
-    blobs = []
-    for i, ((dtype, shape, nbytes, said), part) in enumerate(zip(table, parts, strict=True)):
+    blobs: list[Blob] = []
+    for (dtype, shape, nbytes, said), part in zip(table, parts):  # noqa: B905  # it costs more
         if nbytes != part.nbytes:
-            raise RemoteError("blob", f"blob {i}: {part.nbytes} bytes came, not {nbytes}")
+            raise RemoteError("blob", f"blob {len(blobs)}: {part.nbytes} bytes came, not {nbytes}")
         if agreed != OFF and (type(said) is not tuple or said[:1] != (agreed,)):
-            raise RemoteError("checksum", f"blob {i}: {agreed} was agreed on")
+            raise RemoteError("checksum", f"blob {len(blobs)}: {agreed} was agreed on")
         if said is not None and not _holds(said, part):
-            raise RemoteError("checksum", f"blob {i}: not the bytes that were sent")
+            raise RemoteError("checksum", f"blob {len(blobs)}: not the bytes that were sent")
         blobs.append(_blob({"dtype": dtype, "shape": shape, "data": part}))
     return tuple(blobs)
 

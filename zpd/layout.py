@@ -116,8 +116,8 @@ class Layout:
             self._last = last
         elif whole and max(whole) >> BITS:
             self._check(numbers)
-        found = {**last[2]}
-        found.update(zip(self._whole, whole, strict=True))
+        found = last[2].copy()
+        found.update(zip(self._whole, whole))  # noqa: B905  # strict costs a third more
         if self.reals:
             found[self.reals] = reals
         return self._make(found)

@@ -116,15 +116,16 @@ class Runtime:
         links, now = self.links, self.now()
         match event:
             case Mailed():
-                self._do(links.mailed(*event, now))
+                actions = links.mailed(*event, now)
             case Received():
-                self._do(links.received(*event, now))
+                actions = links.received(*event, now)
             case Connected(number):
-                self._do(links.connected(number, now))
+                actions = links.connected(number, now)
             case Closed(number, why):
-                self._do(links.closed(number, why, now))
+                actions = links.closed(number, why, now)
             case Gone(route):
-                self._do(links.gone(route, now))
+                actions = links.gone(route, now)
+        self._do(actions)
 
     def due(self) -> float:
         """When ``fire`` has something to do; the past if it has now."""

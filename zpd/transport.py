@@ -201,8 +201,8 @@ class ZmqSockets:
     def poll(self, timeout: float, limit: int) -> Iterator[SocketEvent]:
         # 14. A descriptor tells of what comes after a look at its socket that found nothing, but a
         # send may have read those news.
-        used, self._used = self._used, set()
-        ready = [s for s in used if not s.left and _readable(s.socket)]
+        ready = [s for s in self._used if not s.left and _readable(s.socket)]
+        self._used.clear()
         gone, self._gone = self._gone, []
         wait = 0.0 if ready or gone or self._broken else min(max(timeout, 0.0), NEVER)
         changes: list[SocketEvent] = []
@@ -325,9 +325,10 @@ def _send(to: zmq.Socket[bytes], parts: Sequence[Part]) -> Sent:
 
     Only the first part can be refused; libzmq takes all parts of a message or none.
     """
-    last = len(parts) - 1
-    for i, part in enumerate(parts):
-        flags = _NOW_MORE if i < last else _NOW
+    left = len(parts)
+    for part in parts:
+        left -= 1
+        flags = _NOW_MORE if left else _NOW
         # 6. A large part is shared with libzmq until it has left: zpd.actor says that a blob's
         # memory never changes after a send, so no tracker is waited for.
         copied = type(part) is not memoryview or part.nbytes < BIG

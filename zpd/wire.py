@@ -114,8 +114,8 @@ class Seal:
                 if layout.steady:
                     self._last[cls] = last
             _, _, keys, packed = last
-            fixed = layout.first.pack(layout.number, *whole) + keys + _END.pack(seq, len(packed))
-            header = self._start + fixed + packed + reals
+            first, end = layout.first.pack(layout.number, *whole), _END.pack(seq, len(packed))
+            header = b"".join((self._start, first, keys, end, packed, reals))
         except struct.error:
             raise _wrong_with(cls)(str(layout.wrong(message))) from None
         except UnicodeEncodeError as error:
