@@ -153,7 +153,7 @@ def pack_reals(values: tuple[float, ...]) -> bytes:
     """Raises what says that these are none."""
     if type(values) is not tuple or len(values) > MAX_ITEMS or not _finite(values):
         raise ValueError
-    return _reals(len(values)).pack(*values)
+    return _reals(len(values)).pack(*values) if values else b""
 
 
 def unpack_reals(layout: Layout, part: bytes) -> tuple[float, ...]:
@@ -169,7 +169,7 @@ def unpack_reals(layout: Layout, part: bytes) -> tuple[float, ...]:
 
 
 def _finite(values: tuple[float, ...]) -> bool:
-    return isfinite(sum(values)) or all(map(isfinite, values))
+    return not values or isfinite(sum(values)) or all(map(isfinite, values))
 
 
 @cache

@@ -103,7 +103,7 @@ class Seal:
         layout = _BY_CLASS.get(cls)
         if layout is None:
             raise ZpdBug(f"{cls.__name__} is not a message")
-        table = rows(cls, blobs, self._checksum)
+        table: Sequence[Row] = rows(cls, blobs, self._checksum) if blobs else ()
         try:
             whole, others, reals = layout.take(message)
             last = self._last.get(cls)
