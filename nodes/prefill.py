@@ -299,11 +299,13 @@ class PrefillNode(Actor):
         self, op: Prefill, skip: str, blobs: tuple[Blob, ...], spans: tuple[float, float]
     ) -> None:
         all_spans = (*op.spans, *spans)
-        onward: Message = replace(op, skip=skip, spans=all_spans)
+        onward: Message
         if self.tail:
             onward = Reply(
                 op.ring, op.use, op.att, op.seq, op.start, op.stop, op.last, skip, all_spans
             )
+        else:
+            onward = replace(op, skip=skip, spans=all_spans)
         self.context.send(self.onward, onward, blobs, bulk=True)
         self.passed = op.seq
 

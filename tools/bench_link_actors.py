@@ -2,11 +2,18 @@
 
 ``Near`` sends ops and KV as the window has credit, ``Far`` answers on its loop or through its
 compute worker, and lands KV. They log what coordinator, stage and decode node log, at its level.
+
+By shared memory a round is as a use is in a stage: chunks are written and said, of which so many at
+most are not yet, and no one is answered. Behind them comes one end mark. Far answers that, and then
+all chunks are in its memory. Then Far, at its leisure, compares the memory with what was to be sent
+and clears it for the next round; the figures are said only once that was right.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+import numpy as np
 
 from nodes.engine.base import Forwarded
 from nodes.kv import SourceSlots
@@ -21,6 +28,7 @@ from zpd.messages import End, Kv, Message, Note, Prefill, Reply
 from zpd.window import Window
 
 UNBOUND = 2**40  # bytes of a window that is bounded by its depth
+PAIR = 2  # chunks by shared memory that are said to be there at once
 
 
 class Near(Actor):
@@ -57,16 +65,20 @@ class Near(Actor):
             self._landed()
         elif isinstance(message, Note) and message.topic == "open" and peer == FAR:
             self.waits.discard("back")
+        elif isinstance(message, Note) and message.topic == "compared" and peer == FAR:
+            self._over()
         elif isinstance(message, Note) and message.topic == "round":
             said = message.fields
             numbers = {name: int(said[name]) for name in ("count", "depth", "mib")}
             self.client, self.left = peer, numbers["count"]
             self.timed = Timed(Round(said["kind"], **numbers))
-            self.window = Window(numbers["depth"], UNBOUND)
+            depth = numbers["depth"]
+            self.window = Window(max(1, depth // PAIR) if said["kind"] == "shm" else depth, UNBOUND)
             self.bulk = Bulk(numbers["mib"])
             if numbers["mib"] and self.bulk.mib not in self.blobs:
                 self.blobs[self.bulk.mib] = self.bulk.blobs()
-            self.context.send(FAR, Note("round", {"kind": said["kind"]}), bulk=True)
+            note = Note("round", {name: said[name] for name in ("kind", "mib")})
+            self.context.send(FAR, note, bulk=True)
             self._fill()
         else:
             raise RemoteError("not_for_me", f"{type(message).__name__} from {peer}")
@@ -78,12 +90,16 @@ class Near(Actor):
         kinds = {"kv": self._send_kv, "shm": self._put_kv}
         send = kinds.get(timed.wanted.kind, self._send_op)
         while self.left and self.window.has_credit(0):
-            self.left -= 1
-            self.seq += 1
-            timed.sent()
-            send()
+            send(timed)
 
-    def _send_op(self) -> None:
+    def _begin(self, timed: Timed) -> None:
+        """The round's next message."""
+        self.left -= 1
+        self.seq += 1
+        timed.sent()
+
+    def _send_op(self, timed: Timed) -> None:
+        self._begin(timed)
         message = op(self.seq)
         self.window.send((message.use, message.seq, message.start, message.stop), IDS.nbytes)
         self.context.send(FAR, message, (IDS,), bulk=True)
@@ -103,17 +119,39 @@ class Near(Actor):
         )  # fmt: skip
         self._answered()
 
-    def _send_kv(self) -> None:
+    def _send_kv(self, timed: Timed) -> None:
+        self._begin(timed)
         self.window.send(self.seq, self.bulk.nbytes)
         self.context.send(FAR, self.bulk.message(self.seq), self.blobs[self.bulk.mib], bulk=True)
 
-    def _put_kv(self) -> None:
-        self.window.send(self.seq, self.bulk.nbytes)
+    def _put_kv(self, timed: Timed) -> None:
+        """A pair of chunks. A stage asks once for a use what is written and said, so here it is not
+        asked for each chunk."""
         k, v = self.blobs[self.bulk.mib]
         use = USE._replace(owner=self.context.incarnation_of(FAR), segment=0)
-        self.memory.put(self.bulk.message(self.seq, use), Forwarded(IDS, k, v, IDS), (), _failed)
+        key = self.left
+        self.window.send(key, PAIR * self.bulk.nbytes)
+        for _ in range(min(PAIR, self.left)):
+            self._begin(timed)
+            kv = self.bulk.message(self.seq, use)
+            self.memory.put(kv, Forwarded(IDS, k, v, IDS), (), _failed)
+        self.memory.behind(lambda: self._said(key))
+
+    def _said(self, key: int) -> None:
+        """A pair is in Far's memory, and its messages have left."""
+        self.window.reply(key)
+        if self.left:
+            self._fill()
+        elif not len(self.window):
+            self.context.send(FAR, END, bulk=True)
 
     def _landed(self) -> None:
+        """KV in a message, or all of a round's by shared memory."""
+        timed = self.timed
+        if timed is not None and timed.wanted.kind == "shm":
+            while not timed.over:
+                timed.answered()
+            return  # until it was compared
         self.window.reply(self.seq - len(self.window) + 1)
         self._answered()
 
@@ -124,7 +162,11 @@ class Near(Actor):
         timed.answered()
         self._fill()
         if timed.over:
-            self.timed = None
+            self._over()
+
+    def _over(self) -> None:
+        timed, self.timed = self.timed, None
+        if timed is not None:
             figures = {name: repr(value) for name, value in timed.figures().items()}
             self.context.send(self.client, Note("figures", figures))
 
@@ -140,7 +182,10 @@ class Far(Actor):
         # what stages of this host write to
         memory = SharedMemory(Files(self.topology), self.context.incarnation, must=True)
         self.shared = SourceSlots(1, FORM, memory)
+        self.shared.kv[0][...] = 0.0  # every page is there, as in a slot that was used
         self.work = False  # ops go through the worker
+        self.bulk = Bulk(1)  # what KV of this round is
+        self.heard: set[tuple[int, int]] = set()  # the ranges of it that came by shared memory
 
     def on_link_up(self, peer: str, link: str) -> None:
         if link == "bulk":
@@ -159,8 +204,13 @@ class Far(Actor):
             self.context.submit(_compute, done)
         elif isinstance(message, Kv) and peer == NEAR:
             self._kv(message, blobs)
+        elif isinstance(message, End) and peer == NEAR:
+            self.context.send(NEAR, END, bulk=True)
+            self._compare()
+            self.context.send(NEAR, Note("compared"), bulk=True)
         elif isinstance(message, Note) and message.topic == "round" and peer == NEAR:
             self.work = message.fields["kind"] == "worker"
+            self.bulk = Bulk(int(message.fields["mib"]))
         else:
             raise RemoteError("not_for_me", f"{type(message).__name__} from {peer}")
 
@@ -180,11 +230,27 @@ class Far(Actor):
             raise RemoteError("wrong_shape", "KV of another length than its range")
         if blobs:
             self.slots.land(use.slot, message.first_layer, message.start, blobs[0], blobs[1])
+        else:
+            self.heard.add((message.start, message.stop))
         self.context.event(
             "kv_landed", use=message.use, writer=message.writer, start=message.start,
             stop=message.stop, nbytes=sum(b.nbytes for b in blobs),
         )  # fmt: skip
-        self.context.send(NEAR, END, bulk=True)
+        if blobs:
+            self.context.send(NEAR, END, bulk=True)
+
+    def _compare(self) -> None:
+        """What is in shared memory with what this round was to write there."""
+        slot = self.shared.kv[0]
+        sent = [blob.numpy() for blob in self.bulk.blobs()]
+        for start, stop in self.heard:
+            for i, part in enumerate(sent):
+                if not np.array_equal(slot[:, i, :, start:stop], part):
+                    raise ZpdBug(f"KV by shared memory: [{start}, {stop}) is not what was sent")
+        if not self.heard:
+            raise ZpdBug("KV by shared memory: nothing was said to be there")
+        self.heard.clear()
+        slot[...] = 0.0
 
 
 def _failed(why: str) -> None:

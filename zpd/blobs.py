@@ -105,21 +105,27 @@ class Blob:
 _blob = maker(Blob)
 
 
-def write_table(cls: type, blobs: Sequence[Blob], checksum: str) -> list[Any]:
-    """The table of a message's blobs. Raises ZpdBug for what ``read_table`` would refuse."""
-    if wrong := _miscount(cls, len(blobs)):
-        raise ZpdBug(wrong)
+def rows(cls: type, blobs: Sequence[Blob], checksum: str) -> list[Row]:
+    """The table of a message's blobs, see ``check_rows``. Raises ZpdBug where the memory of one
+    cannot be sent."""
     add = SUMS.get(checksum)
-    table = []
-    for i, blob in enumerate(blobs):
-        nbytes = blob.data.nbytes
-        if wrong := _fault(blob.dtype, blob.shape, nbytes):
-            raise ZpdBug(f"{cls.__name__} blob {i}: {wrong}")
-        if not blob.data.c_contiguous:
-            raise ZpdBug(f"{cls.__name__} blob {i}: not contiguous memory")
-        said = (checksum, add(blob.data)) if add else None
-        table.append((blob.dtype, blob.shape, nbytes, said))
+    table: list[Row] = []
+    for blob in blobs:
+        data = blob.data
+        if not data.c_contiguous:
+            raise ZpdBug(f"{cls.__name__} blob {len(table)}: not contiguous memory")
+        said = (checksum, add(data)) if add else None
+        table.append((blob.dtype, blob.shape, data.nbytes, said))
     return table
+
+
+def check_rows(cls: type, table: Sequence[Row]) -> None:
+    """Raises ZpdBug for what ``read_table`` would refuse."""
+    if wrong := _miscount(cls, len(table)):
+        raise ZpdBug(wrong)
+    for i, (dtype, shape, nbytes, _) in enumerate(table):
+        if wrong := _fault(dtype, shape, nbytes):
+            raise ZpdBug(f"{cls.__name__} blob {i}: {wrong}")
 
 
 def read_table(cls: type, table: Any) -> tuple[Row, ...]:
@@ -144,14 +150,14 @@ def read_blobs(table: tuple[Row, ...], parts: list[memoryview], agreed: str) -> 
     have, or OFF."""
     if len(table) != len(parts):
         raise RemoteError("blob", f"{len(parts)} parts for a blob table of {len(table)}")
-    blobs = []
-    for i, ((dtype, shape, nbytes, said), part) in enumerate(zip(table, parts, strict=True)):
+    blobs: list[Blob] = []
+    for (dtype, shape, nbytes, said), part in zip(table, parts):  # noqa: B905  # it costs more
         if nbytes != part.nbytes:
-            raise RemoteError("blob", f"blob {i}: {part.nbytes} bytes came, not {nbytes}")
+            raise RemoteError("blob", f"blob {len(blobs)}: {part.nbytes} bytes came, not {nbytes}")
         if agreed != OFF and (type(said) is not tuple or said[:1] != (agreed,)):
-            raise RemoteError("checksum", f"blob {i}: {agreed} was agreed on")
+            raise RemoteError("checksum", f"blob {len(blobs)}: {agreed} was agreed on")
         if said is not None and not _holds(said, part):
-            raise RemoteError("checksum", f"blob {i}: not the bytes that were sent")
+            raise RemoteError("checksum", f"blob {len(blobs)}: not the bytes that were sent")
         blobs.append(_blob({"dtype": dtype, "shape": shape, "data": part}))
     return tuple(blobs)
 

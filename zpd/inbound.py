@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from zpd.greeting import Known, refuse_client, refuse_node
 from zpd.messages import Hello, Refused
@@ -18,12 +18,10 @@ class Inbound:
         self._routes: dict[bytes, Session] = {}
         self._links: dict[tuple[str, str], Session] = {}  # the same, by (peer, link)
         self._clients = 0  # of these, how many are clients'
+        self.at: Callable[[bytes], Session | None] = self._routes.get  # once for each message
 
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._routes.values()))
-
-    def at(self, route: bytes) -> Session | None:
-        return self._routes.get(route)
 
     def to(self, peer: str, link: str) -> Session | None:
         return self._links.get((peer, link))
@@ -35,7 +33,8 @@ class Inbound:
 
     def remove(self, session: Session) -> None:
         del self._links[session.peer, session.link]
-        self._routes = {r: s for r, s in self._routes.items() if s is not session}
+        for route in [r for r, s in self._routes.items() if s is session]:
+            del self._routes[route]
         self._clients -= session.client
 
     def refusal(

@@ -41,40 +41,56 @@ class Layout:
         hints = get_type_hints(cls)
         self._hints = {f.name: hints[f.name] for f in fields(cls)}
         self._whole = tuple(n for n, kind in self._hints.items() if kind is int)
+        self._count = len(self._whole)
         self._packs: list[Callable[[Any], Any]] = []
         self._unpacks: list[Callable[[Any], Any]] = []
-        self._keys: list[tuple[str, Any, int, int]] = []  # name, class, its numbers [from, to)
-        self._others: list[tuple[str, _Build]] = []
+        self._others: dict[str, _Build] = {}  # the fields that are no numbers and no reals
         self.paths += self._whole
         for name, kind in self._hints.items():
             if kind == _REALS:
                 self.reals = name
             elif kind is not int:
-                self._place(name, kind)
+                self._others[name] = self._collect(name, kind)
         # the message's own number, its numbers, the seq of its frame, and the rest's length
         self.fixed = struct.Struct(f"<B{len(self.paths)}QQI")
         self.after = struct.Struct(self.fixed.format.replace("B", ""))
-        self._get_numbers = _getter(self.paths)
+        self.first = struct.Struct(f"<B{self._count}Q")
+        self._keys = struct.Struct(f"<{len(self.paths) - self._count}Q")
+        self._get_whole = _getter(self._whole)
+        self._get_others = _getter(tuple(self._others))
+        self._get_keys = _getter(self.paths[self._count :])
         self._get_rest = _getter(self.rest)
         self._make = maker(cls)
+        # Messages that follow each other differ little but in their own numbers, so what the others
+        # were made of, and what they were made to, is kept of the last one.
+        self._last: tuple[Values, Values, dict[str, Any]] = ((-1,), (), {})
 
     # ---- to send -------------------------------------------------------------------------------
 
     def take(self, message: Any) -> tuple[Values, Values, bytes]:
-        """Its numbers, its rest as it is, its reals as they travel. Raises SchemaError."""
+        """Its own numbers, its other fields as they are, its reals as they travel. Raises
+        SchemaError."""
         try:
-            numbers = self._get_numbers(message)
-            rest = self._get_rest(message)
+            whole = self._get_whole(message)
+            others = self._get_others(message)
             reals = pack_reals(getattr(message, self.reals)) if self.reals else b""
-            if not numbers or not max(numbers) >> BITS:
-                return numbers, rest, reals
+            if not whole or not max(whole) >> BITS:
+                return whole, others, reals
         except (AttributeError, TypeError, ValueError, struct.error):
             pass
         raise self.wrong(message)
 
-    def pack_rest(self, rest: Values) -> list[Any]:
-        """Plain values. Raises SchemaError."""
-        return [pack(v) for pack, v in zip(self._packs, rest, strict=True)]
+    def pack(self, message: Any) -> tuple[bytes, list[Any]]:
+        """Its other fields: the numbers of its keys as they travel, and the rest as plain values.
+        Raises SchemaError."""
+        try:
+            keys, rest = self._get_keys(message), self._get_rest(message)
+            packed = self._keys.pack(*keys)
+            if not keys or not max(keys) >> BITS:
+                return packed, [pack(v) for pack, v in zip(self._packs, rest, strict=True)]
+        except (AttributeError, TypeError, struct.error):
+            pass
+        raise self.wrong(message)
 
     def wrong(self, message: Any) -> SchemaError:
         """What is wrong with a message that ``take`` refuses, or whose numbers do not fit."""
@@ -93,27 +109,25 @@ class Layout:
 
     def make(self, numbers: Values, rest: Values, reals: Values) -> Any:
         """The message. ``numbers``: as ``after`` unpacks them. Raises SchemaError."""
-        if max(numbers) >> BITS:
-            wrong = [p for p, v in zip(self.paths, numbers, strict=False) if v >> BITS]
-            raise SchemaError(f"{self.name}.{wrong[0] if wrong else 'seq'}: above {MAX_INT}")
-        found: dict[str, Any] = dict(zip(self._whole, numbers))  # noqa: B905  # it costs a third more
-        for name, cls, start, stop in self._keys:
-            found[name] = _new(cls, numbers[start:stop])
-        for name, build in self._others:
-            found[name] = build(numbers, rest)
+        whole, keys, last = numbers[: self._count], numbers[self._count : -2], self._last
+        if rest is not last[1] or keys != last[0]:
+            self._check(numbers)
+            last = (keys, rest, {n: build(numbers, rest) for n, build in self._others.items()})
+            self._last = last
+        elif whole and max(whole) >> BITS:
+            self._check(numbers)
+        found = last[2].copy()
+        found.update(zip(self._whole, whole))  # noqa: B905  # strict costs a third more
         if self.reals:
             found[self.reals] = reals
         return self._make(found)
 
-    # ---- once ----------------------------------------------------------------------------------
+    def _check(self, numbers: Values) -> None:
+        for path, number in zip(self.paths, numbers, strict=False):
+            if number >> BITS:
+                raise SchemaError(f"{self.name}.{path}: above {MAX_INT}")
 
-    def _place(self, name: str, kind: Any) -> None:
-        start, others = len(self.paths), len(self.rest)
-        build = self._collect(name, kind)
-        if len(self.rest) == others:
-            self._keys.append((name, kind, start, len(self.paths)))
-        else:
-            self._others.append((name, build))
+    # ---- once ----------------------------------------------------------------------------------
 
     def _collect(self, path: str, kind: Any) -> _Build:
         """Give everything in a field its place; how the field is made of it."""
@@ -126,7 +140,7 @@ class Layout:
             stop = len(self.paths)
             if len(self.rest) == at:
                 return lambda numbers, rest: _new(kind, numbers[start:stop])
-            return _remembering(kind, parts, slice(start, stop), slice(at, len(self.rest)))
+            return lambda numbers, rest: _new(kind, [part(numbers, rest) for part in parts])
         self.rest.append(path)
         made = codec(kind, f"{self.name}.{path}")
         self._packs.append(made.pack)
@@ -135,41 +149,27 @@ class Layout:
         return lambda numbers, rest: rest[at]
 
 
-def _remembering(kind: Any, parts: Sequence[_Build], of: slice, at: slice) -> _Build:
-    """A key that holds more than numbers. The last one is not made again: a ring is the same for
-    many ops, and what it is made of never changes."""
-    last: tuple[Values, Values, Any] = ((), (), None)
-
-    def build(numbers: Values, rest: Values) -> Any:
-        nonlocal last
-        mine, others = numbers[of], rest[at]
-        if mine != last[0] or others != last[1]:
-            last = (mine, others, _new(kind, [part(numbers, rest) for part in parts]))
-        return last[2]
-
-    return build
-
-
 def pack_reals(values: tuple[float, ...]) -> bytes:
     """Raises what says that these are none."""
     if type(values) is not tuple or len(values) > MAX_ITEMS or not _finite(values):
         raise ValueError
-    return _reals(len(values)).pack(*values)
+    return _reals(len(values)).pack(*values) if values else b""
 
 
-def unpack_reals(where: str, part: bytes) -> tuple[float, ...]:
-    """``where`` names the field in errors. Raises SchemaError."""
+def unpack_reals(layout: Layout, part: bytes) -> tuple[float, ...]:
+    """Raises SchemaError."""
     count, over = divmod(len(part), 8)
     if over or count > MAX_ITEMS:
-        raise SchemaError(f"{where}: {len(part)} bytes are not at most {MAX_ITEMS} floats")
+        said = f"{len(part)} bytes are not at most {MAX_ITEMS} floats"
+        raise SchemaError(f"{layout.name}.{layout.reals}: {said}")
     values = _reals(count).unpack(part)
     if not _finite(values):
-        raise SchemaError(f"{where}: not all are finite numbers")
+        raise SchemaError(f"{layout.name}.{layout.reals}: not all are finite numbers")
     return values
 
 
 def _finite(values: tuple[float, ...]) -> bool:
-    return isfinite(sum(values)) or all(map(isfinite, values))
+    return not values or isfinite(sum(values)) or all(map(isfinite, values))
 
 
 @cache

@@ -116,15 +116,16 @@ class Runtime:
         links, now = self.links, self.now()
         match event:
             case Mailed():
-                self._do(links.mailed(*event, now))
+                actions = links.mailed(*event, now)
             case Received():
-                self._do(links.received(*event, now))
+                actions = links.received(*event, now)
             case Connected(number):
-                self._do(links.connected(number, now))
+                actions = links.connected(number, now)
             case Closed(number, why):
-                self._do(links.closed(number, why, now))
+                actions = links.closed(number, why, now)
             case Gone(route):
-                self._do(links.gone(route, now))
+                actions = links.gone(route, now)
+        self._do(actions)
 
     def due(self) -> float:
         """When ``fire`` has something to do; the past if it has now."""
@@ -182,14 +183,17 @@ class Runtime:
         outgoing = self._links.send(peer, message, blobs, bulk=bulk) if self._links else None
         if outgoing is None:
             return False
-        sent = self._transmit(outgoing)
-        if sent is not _OK and sent is Sent.FULL and peer in self.links.peers:
+        sent = self._ports.sockets.send(outgoing)
+        if sent is _OK:
+            return True
+        self._unsent(outgoing, sent)
+        if sent is Sent.FULL and peer in self.links.peers:
             # Between nodes there is room for all that windows and reservations allow: an alarm.
             self._ports.event(
                 "send_refused", peer=peer, link=link, message=type(message).__name__,
                 reason="full", detail="",
             )  # fmt: skip
-        return sent is _OK
+        return False
 
     def incarnation_of(self, peer: str) -> int:
         return self._links.incarnation_of(peer) if self._links else 0
@@ -233,7 +237,9 @@ class Runtime:
         actor = self.actor
         match action:
             case SendOn() | SendBack():
-                self._transmit(action)
+                sent = self._ports.sockets.send(action)
+                if sent is not _OK:
+                    self._unsent(action, sent)
             case Dial():
                 self._ports.sockets.dial(action)
             case Hangup(number):
@@ -277,11 +283,8 @@ class Runtime:
         except RemoteError as error:
             self._refuse(Refusal(error.reason, peer, "", error.detail))
 
-    def _transmit(self, outgoing: Outgoing) -> Sent:
-        sent = self._ports.sockets.send(outgoing)
-        if sent is not _OK:
-            (self.links.full if sent is Sent.FULL else self.links.unsent)(outgoing)
-        return sent
+    def _unsent(self, outgoing: Outgoing, sent: Sent) -> None:
+        (self.links.full if sent is Sent.FULL else self.links.unsent)(outgoing)
 
     def _refuse(self, refusal: Refusal) -> None:
         """Count it, and say it unless the same reason was said a moment ago."""

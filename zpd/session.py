@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from zpd.blobs import Blob
@@ -58,14 +58,13 @@ class Session:
     echo_at: float = 0.0  # when it came
     next_in: int = 0
     next_out: int = 0
+    agreed: str = field(init=False)  # the checksum that the peer must put in; a client puts in none
     _head_in: bytes = b""  # how the peer's headers begin
     _seal: Seal | None = None
     _sealed_for: int = -1  # the peer's incarnation that both name
 
-    @property
-    def agreed(self) -> str:
-        """The checksum that the peer must put in; a client puts in none."""
-        return OFF if self.client else self.checksum
+    def __post_init__(self) -> None:
+        self.agreed = OFF if self.client else self.checksum
 
     def seal(self, message: Message, blobs: Sequence[Blob] = ()) -> Outgoing:
         """The frames of this session's next message, for its socket."""

@@ -201,8 +201,8 @@ class ZmqSockets:
     def poll(self, timeout: float, limit: int) -> Iterator[SocketEvent]:
         # 14. A descriptor tells of what comes after a look at its socket that found nothing, but a
         # send may have read those news.
-        used, self._used = self._used, set()
-        ready = [s for s in used if not s.left and _readable(s.socket)]
+        ready = [s for s in self._used if not s.left and _readable(s.socket)]
+        self._used.clear()
         gone, self._gone = self._gone, []
         wait = 0.0 if ready or gone or self._broken else min(max(timeout, 0.0), NEVER)
         changes: list[SocketEvent] = []
@@ -296,15 +296,19 @@ class ZmqSockets:
         for _ in range(limit):  # none may starve another
             if source.left:
                 return
-            event = _mail(source.socket) if source is self._mailbox else _receipt(source)
-            if event is None:
+            of = source.socket
+            event: list[SocketEvent] = []
+            try:
+                if source is self._mailbox:  # the first part is a route there
+                    event.append(Mailed(_get_part(of, _NOW, True), _parts(of)))
+                else:
+                    event.append(Received(source.number, _parts(of)))
+            except zmq.Again:
                 if source.broken:
                     self.hangup(source.number)
                     yield Closed(source.number, source.broken)
                 return
-            held = [event]
-            del event
-            yield held.pop()
+            yield event.pop()  # and nothing here holds it
             if not source.broken and not source.left and not _readable(source.socket):
                 self._used.discard(source)
                 return
@@ -325,9 +329,10 @@ def _send(to: zmq.Socket[bytes], parts: Sequence[Part]) -> Sent:
 
     Only the first part can be refused; libzmq takes all parts of a message or none.
     """
-    last = len(parts) - 1
-    for i, part in enumerate(parts):
-        flags = _NOW_MORE if i < last else _NOW
+    left = len(parts)
+    for part in parts:
+        left -= 1
+        flags = _NOW_MORE if left else _NOW
         # 6. A large part is shared with libzmq until it has left: zpd.actor says that a blob's
         # memory never changes after a send, so no tracker is waited for.
         copied = type(part) is not memoryview or part.nbytes < BIG
@@ -359,36 +364,20 @@ def _send_again(to: zmq.Socket[bytes], part: Part, flags: int, copied: bool) -> 
     return _OK
 
 
-def _mail(mailbox: zmq.Socket[bytes]) -> Mailed | None:
-    """The next message, if there is one; its first part is always a route."""
-    try:
-        route = _get_part(mailbox, _NOW, True)
-    except zmq.Again:
-        return None
-    return Mailed(route, _rest(mailbox, _get_part(mailbox, _NOW, False)))
-
-
-def _receipt(source: _Source) -> Received | None:
-    try:
-        frame = _get_part(source.socket, _NOW, False)
-    except zmq.Again:
-        return None
-    return Received(source.number, _rest(source.socket, frame))
-
-
-def _rest(source: zmq.Socket[bytes], frame: Any) -> list[Part]:
-    """This part and all others of its message. One with too many parts or bytes comes cut short,
-    but for the one that is too much, so that ``zpd.wire`` refuses it."""
+def _parts(source: zmq.Socket[bytes]) -> list[Part]:
+    """All further parts of its message. One with too many parts or bytes comes cut short, but for
+    the one that is too much, so that ``zpd.wire`` refuses it. Raises zmq.Again where none is here.
+    """
     parts: list[Part] = []
     size = 0
     while True:
+        frame = _get_part(source, _NOW, False)
         length = len(frame)
         if len(parts) <= MAX_PARTS and size <= MAX_BYTES:
             parts.append(frame.bytes if length < BIG else frame.buffer)
         if not frame.more:
             return parts
         size += length
-        frame = _get_part(source, _NOW, False)
 
 
 def _resolved(address: str) -> str:

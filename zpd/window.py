@@ -44,7 +44,7 @@ class Window:
     def has_credit(self, nbytes: int) -> bool:
         if not self._ops:
             return True
-        return len(self) < self.depth and self.fits(nbytes)
+        return self._count < self.depth and self.nbytes + nbytes <= self.max_bytes
 
     def fits(self, nbytes: int) -> bool:
         """So many bytes more would be within ``max_bytes``."""
@@ -57,8 +57,10 @@ class Window:
             raise ZpdBug(f"op {key} sent without credit: {len(self)} ops, {self.nbytes} bytes out")
         self._ops.append(_Op(key, nbytes, now, more))
         self.nbytes += nbytes
-        self._count += not more
-        self.peak = max(self.peak, len(self))
+        if not more:
+            self._count += 1
+            if self._count > self.peak:
+                self.peak = self._count
 
     def reply(self, key: Any) -> float:
         """Give the credit of the oldest op back; when it was sent. Raises OutOfOrder if ``key`` is
@@ -68,7 +70,8 @@ class Window:
             raise OutOfOrder(f"reply {key}, but the oldest outstanding is {expected}")
         op = self._ops.popleft()
         self.nbytes -= op.nbytes
-        self._count -= not op.more
+        if not op.more:
+            self._count -= 1
         return op.sent
 
     def out(self) -> Iterator[tuple[Any, float]]:

@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 
 import msgpack  # type: ignore[import-untyped]
 
-from zpd.blobs import BLOBS, MAX_BYTES, Blob, Row, read_blobs, read_table, write_table
+from zpd.blobs import MAX_BYTES, Blob, Row, check_rows, read_blobs, read_table, rows
 from zpd.errors import RemoteError, UserError, ZpdBug
 from zpd.layout import Layout, Values, unpack_reals
 from zpd.messages import MESSAGES, Ask, Cancel, Message
@@ -57,6 +57,7 @@ _BY_CLASS = {layout.cls: layout for layout in _LAYOUTS}
 _ENVELOPE = {n: codec(kind, f"envelope.{n}") for n, kind in get_type_hints(Envelope).items()}
 _FIXED = list(_ENVELOPE)[:-1]  # what is the same in every message of a session
 _LENGTH = struct.Struct("<H")
+_END = struct.Struct("<QI")  # of the numbers: the seq, and the length of what follows
 # Rests that were read and found right: most ops differ in their numbers alone.
 _known: dict[tuple[int, bytes], tuple[Values, tuple[Row, ...]]] = {}
 REMEMBERED, SHORT = 256, 512  # how many, and of how many bytes at most
@@ -90,8 +91,9 @@ class Seal:
         self._start = head(envelope)
         self._checksum = checksum
         self._pack: Callable[[Any], bytes] = msgpack.Packer().pack
-        # By class, the last rest and blob table, and what they were packed to.
-        self._last: dict[type, tuple[Values, Sequence[Any], bytes]] = {}
+        # By class, all but the numbers and reals of the last message, its blob table, and what
+        # they were packed to: the numbers of its keys, and the rest.
+        self._last: dict[type, tuple[Values, Sequence[Row], bytes, bytes]] = {}
 
     def encode(
         self, seq: int, message: Message, blobs: Sequence[Blob] = ()
@@ -101,18 +103,19 @@ class Seal:
         layout = _BY_CLASS.get(cls)
         if layout is None:
             raise ZpdBug(f"{cls.__name__} is not a message")
-        table = write_table(cls, blobs, self._checksum) if blobs or cls in BLOBS else ()
+        table: Sequence[Row] = rows(cls, blobs, self._checksum) if blobs else ()
         try:
-            numbers, rest, reals = layout.take(message)
+            whole, others, reals = layout.take(message)
             last = self._last.get(cls)
-            if last is not None and rest == last[0] and table == last[1]:
-                packed = last[2]
-            else:
-                packed = self._pack([*layout.pack_rest(rest), table])
+            if last is None or others != last[0] or table != last[1]:
+                check_rows(cls, table)
+                keys, rest = layout.pack(message)
+                last = (others, table, keys, self._pack([*rest, table]))
                 if layout.steady:
-                    self._last[cls] = (rest, table, packed)
-            fixed = layout.fixed.pack(layout.number, *numbers, seq, len(packed))
-            header = self._start + fixed + packed + reals
+                    self._last[cls] = last
+            _, _, keys, packed = last
+            first, end = layout.first.pack(layout.number, *whole), _END.pack(seq, len(packed))
+            header = b"".join((self._start, first, keys, end, packed, reals))
         except struct.error:
             raise _wrong_with(cls)(str(layout.wrong(message))) from None
         except UnicodeEncodeError as error:
@@ -150,11 +153,10 @@ def decode(frames: Sequence[Part], agreed: str = OFF) -> tuple[Envelope, Message
         layout = _LAYOUTS[header[at]]
         *_, seq, _ = numbers = layout.after.unpack_from(header, at + 1)
         envelope = _read_envelope(values, seq)
-        rest, table, reals = _read_rest(layout, numbers, header, at)
+        message, table = _read(layout, numbers, header, at)
     except _UNPACK_ERRORS as error:
         raise RemoteError("header", f"not as allowed: {shown(str(error))}") from None
-    blobs = read_blobs(table, [memoryview(f) for f in frames[2:]], agreed)
-    return envelope, _made(layout, numbers, rest, reals), blobs
+    return envelope, message, read_blobs(table, [memoryview(f) for f in frames[2:]], agreed)
 
 
 def decode_in(
@@ -173,7 +175,7 @@ def decode_in(
     try:
         layout = _LAYOUTS[header[at]]
         numbers = layout.after.unpack_from(header, at + 1)
-        rest, table, reals = _read_rest(layout, numbers, header, at)
+        message, table = _read(layout, numbers, header, at)
     except _UNPACK_ERRORS:
         return None
     if (seq := numbers[-2]) >> BITS:
@@ -187,7 +189,7 @@ def decode_in(
         if size > MAX_BYTES:
             return None
         blobs = read_blobs(table, parts, agreed)
-    return seq, _made(layout, numbers, rest, reals), blobs
+    return seq, message, blobs
 
 
 def _check_parts(
@@ -211,45 +213,35 @@ def _check_parts(
     return header
 
 
-def _read_rest(
+def _read(
     layout: Layout, numbers: Values, header: bytes, at: int
-) -> tuple[Values, tuple[Row, ...], tuple[float, ...]]:
-    """What follows the numbers: the rest, the blob table, the reals."""
+) -> tuple[Message, tuple[Row, ...]]:
+    """The message, and its blob table: what follows the numbers is the rest, then the reals."""
     start = at + layout.fixed.size
     stop = start + numbers[-1]
     packed = header[start:stop]
     if len(packed) != numbers[-1]:
         raise RemoteError("header", f"{len(packed)} bytes of {numbers[-1]}")
-    known = _known.get((layout.number, packed))
-    if known is None:
-        plain = _unpack(packed)
-        if type(plain) is not tuple or len(plain) != len(layout.rest) + 1:
-            raise RemoteError("header", f"{shown(plain)} is not a list of {len(layout.rest) + 1}")
-        try:
-            known = layout.unpack_rest(plain[:-1]), read_table(layout.cls, plain[-1])
-        except SchemaError as error:
-            raise RemoteError("field", str(error)) from None
-        if layout.steady and len(packed) <= SHORT:
-            if len(_known) >= REMEMBERED:
-                _known.clear()
-            _known[layout.number, packed] = known
-    reals: tuple[float, ...] = ()
-    if layout.reals:
-        try:
-            reals = unpack_reals(f"{layout.name}.{layout.reals}", header[stop:])
-        except SchemaError as error:
-            raise RemoteError("field", str(error)) from None
-    elif len(header) > stop:
-        raise RemoteError("header", f"{len(header) - stop} bytes more than it says")
-    return *known, reals
-
-
-def _made(layout: Layout, numbers: Values, rest: Values, reals: tuple[float, ...]) -> Message:
     try:
-        message: Message = layout.make(numbers, rest, reals)
+        known = _known.get((layout.number, packed))
+        if known is None:
+            plain = _unpack(packed)
+            if type(plain) is not tuple or len(plain) != len(layout.rest) + 1:
+                said = f"{shown(plain)} is not a list of {len(layout.rest) + 1}"
+                raise RemoteError("header", said)
+            known = layout.unpack_rest(plain[:-1]), read_table(layout.cls, plain[-1])
+            if layout.steady and len(packed) <= SHORT:
+                if len(_known) >= REMEMBERED:
+                    _known.clear()
+                _known[layout.number, packed] = known
+        reals: tuple[float, ...] = ()
+        if len(header) > stop:
+            if not layout.reals:
+                raise RemoteError("header", f"{len(header) - stop} bytes more than it says")
+            reals = unpack_reals(layout, header[stop:])
+        return layout.make(numbers, known[0], reals), known[1]
     except SchemaError as error:
         raise RemoteError("field", str(error)) from None
-    return message
 
 
 def protocol_of(frames: Sequence[Part]) -> int:

@@ -19,13 +19,14 @@ from zpd.messages import Heartbeat
 BOUND = 1024  # pieces of work that wait; windows, slots and queues allow far fewer
 
 Work = Callable[[Progress], Any]
-Done = Callable[[Any, BaseException | None], None]
+Error = BaseException | None
+Done = Callable[[Any, Error], None]
 
 
 class Worker:
     """One thread. Implements ``Progress`` for the work that runs on it."""
 
-    def __init__(self, name: str, finished: Callable[[Done, Any, BaseException | None], None]):
+    def __init__(self, name: str, finished: Callable[[Worker, Done, Any, Error], None]) -> None:
         self.name = name
         self.bumps = 0  # written by this thread only, read by the loop
         self.seen = 0  # the loop's: bumps at its last look
@@ -62,7 +63,7 @@ class Worker:
             except BaseException as raised:  # the actor judges it, on the loop
                 result, error = None, raised
             self.bump()
-            self._finished(done, result, error)
+            self._finished(self, done, result, error)
             del item, work, done, result, error  # or they live until the next work comes
 
 
@@ -73,25 +74,25 @@ class Workers:
         """``wake`` is called from the worker threads."""
         self._wake = wake
         self._workers: dict[str, Worker] = {}
-        self._results: deque[tuple[Worker | None, Done, Any, BaseException | None]] = deque()
+        self._results: deque[tuple[Worker | None, Done, Any, Error]] = deque()
         self._work = 0
         self._woken = False  # a wake is on its way, for all results until ``collect``
 
     def submit(self, work: Work, done: Done, name: str) -> None:
         if name not in self._workers:
-            self._workers[name] = Worker(name, lambda *result: self._finish(name, *result))
+            self._workers[name] = Worker(name, self._arrive)
         self._workers[name].put(work, done)
 
     def post(self, call: Callable[[], None]) -> None:
         """Any thread: ``call`` on the loop, as a result that no worker made."""
-        self._arrive((None, lambda result, error: call(), None, None))
+        self._arrive(None, lambda result, error: call(), None, None)
 
     def collect(self) -> bool:
         """Whether there are results to take. What comes after this call wakes the loop again."""
         self._woken = False
         return bool(self._results)
 
-    def take(self) -> tuple[Done, Any, BaseException | None] | None:
+    def take(self) -> tuple[Done, Any, Error] | None:
         """The next result, if there is one."""
         if not self._results:
             return None
@@ -117,11 +118,8 @@ class Workers:
         ended = [w.close(timeout) for w in self._workers.values()]
         return all(ended)
 
-    def _finish(self, name: str, done: Done, result: Any, error: BaseException | None) -> None:
-        self._arrive((self._workers[name], done, result, error))
-
-    def _arrive(self, result: tuple[Worker | None, Done, Any, BaseException | None]) -> None:
-        self._results.append(result)
+    def _arrive(self, worker: Worker | None, done: Done, result: Any, error: Error) -> None:
+        self._results.append((worker, done, result, error))
         if not self._woken:
             self._woken = True
             self._wake()
