@@ -23,6 +23,7 @@ from tools.interrupts import Interrupts
 from tools.launch import Running
 from tools.rows import Board
 from tools.screen import Screen
+from tools.up import READY_TIMEOUT, check_timeout
 from tools.watch import Watch
 from zpd import prefetch
 from zpd.blobs import Blob
@@ -97,13 +98,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--timeout", type=float, default=0.0, metavar="S", help="seconds for it all (the config's)")
     add(prefetch.FLAG, action="store_true", help=f"with --up: {prefetch.HELP}")
     add("--run-dir", type=Path, metavar="DIR", help="with --up: where logs go (a fresh directory)")
-    add("--ready-timeout", type=float, default=120.0, metavar="S", help="with --up (%(default)s)")
+    add("--ready-timeout", type=float, metavar="S", help=f"with --up ({READY_TIMEOUT})")
 
 
 def run(args: argparse.Namespace) -> int:
     try:
-        if args.pd_prefetch_next and not args.up:
-            raise UserError(f"{prefetch.FLAG}: only with --up; a topology that runs has its own")
+        _check_up(args)
         if (args.prompt is None) == (args.batch is None):
             raise UserError("PROMPT or --batch FILE.jsonl: exactly one of them")
         topology = load(args.config, prefetch_next=args.pd_prefetch_next)
@@ -179,9 +179,8 @@ def _question(args: argparse.Namespace, prompt: str) -> tuple[Ask, tuple[Blob, .
     sampling.check()
     if args.max_tokens < 0:
         raise UserError(f"--max-tokens {args.max_tokens}: must not be negative")
-    for flag, seconds in (("--timeout", args.timeout), ("--ready-timeout", args.ready_timeout)):
-        if not 0 <= seconds <= 86400:
-            raise UserError(f"{flag} {seconds}: must be seconds from 0 to 86400")
+    if not 0 <= args.timeout <= 86400:
+        raise UserError(f"--timeout {args.timeout}: must be seconds from 0 to 86400")
     prompt = _stdin() if args.prompt == "-" else prompt
     text = prompt if args.raw else json.dumps([{"role": "user", "content": prompt}])
     kind = "raw" if args.raw else "chat"
@@ -222,6 +221,21 @@ def _stdin() -> str:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as e:
         raise UserError(f"PROMPT -: stdin is not UTF-8 text (byte {e.start})") from None
+
+
+def _check_up(args: argparse.Namespace) -> None:
+    """Raises UserError for a flag that says how to start what runs already."""
+    given = {
+        prefetch.FLAG: args.pd_prefetch_next or None,
+        "--run-dir": args.run_dir,
+        "--ready-timeout": args.ready_timeout,
+    }
+    for flag, value in given.items():
+        if value is not None and not args.up:
+            raise UserError(f"{flag}: only with --up; a topology that runs has its own")
+    if args.ready_timeout is None:
+        args.ready_timeout = READY_TIMEOUT
+    check_timeout(args.ready_timeout)
 
 
 def _up(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from tools.bench_link_load import FAR, NEAR
 from tools.bench_link_rounds import Round
 from tools.bring_up import TICK, said
 from tools.launch import Running, child_environment
+from tools.ports import free_ports
 from zpd.client import Client, PeerLost
 from zpd.config import load
 from zpd.errors import UserError
@@ -195,18 +195,9 @@ def _line(process: subprocess.Popen[str]) -> str:
 
 def _topology(name: str, checksum: str) -> str:
     text = HEAD.format(name=name, checksum=checksum)
-    ports = iter(_free_ports(5))
+    ports = iter(free_ports(5))
     for role in ("coordinator", "prefill", "decode"):
         text += ROLES.format(role=role, port=next(ports))
     for node, other, kind in ((NEAR, FAR, "Near"), (FAR, NEAR, "Far")):
         text += PAIR.format(name=node, kind=kind, host=HOST, port=next(ports), other=other)
     return text
-
-
-def _free_ports(count: int) -> list[int]:
-    """All different."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]

@@ -159,6 +159,10 @@ def test_a_bundles_logs_can_be_inspected(logs: Path, tmp_path: Path) -> None:
     assert inspect(tmp_path / "logs", "check") == 0
 
 
+def ours(machine: str) -> str:
+    return f"# of {machine}\n[topology]\nname = 'ring'\n"
+
+
 def machines(logs: Path, run: Path) -> None:
     """The same run's logs as two machines wrote them, each with its own copy of one file; a name
     is there compressed and not."""
@@ -166,7 +170,7 @@ def machines(logs: Path, run: Path) -> None:
     for node, machine in home.items():
         at = run / machine
         at.mkdir(parents=True, exist_ok=True)
-        (at / "ring.toml").write_text(f"# of {machine}\n")
+        (at / "ring.toml").write_text(ours(machine))
         text = (logs / f"{node}.jsonl").read_text()
         (at / f"{node}.jsonl").write_text(text.replace('"file":""', '"file":"/gone/ring.toml"'))
     lines = (run / "a" / "decode.jsonl").read_bytes().splitlines(keepends=True)
@@ -184,17 +188,41 @@ def test_files_of_two_machines_that_share_a_name_are_all_there(logs: Path, tmp_p
         tar.extractall(tmp_path, filter="data")
     assert len(set(names)) == len(names)
     for node, machine in (("coordinator", "a"), ("prefill-0", "b")):
-        assert (tmp_path / "config" / node / "ring.toml").read_text() == f"# of {machine}\n"
+        assert (tmp_path / "config" / node / "ring.toml").read_text() == ours(machine)
     whole, held = (check(Run(tmp_path / name)) for name in ("run", "logs"))
     assert whole.right and held.right and whole.records == held.records
 
 
-def test_one_file_of_all_machines_keeps_its_name(logs: Path, tmp_path: Path) -> None:
-    config = tmp_path / "ring.toml"
-    config.write_text("# ours")
+def naming(config: Path, logs: Path, run: Path) -> None:
+    """The same logs, whose nodes say that this was their file."""
     for file in logs.glob("*.jsonl"):
         text = file.read_text().replace('"file":""', f'"file":{json.dumps(str(config))}')
-        (tmp_path / file.name).write_text(text)
+        (run / file.name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    "text", [b"a secret\n", b"key = 'a secret'\n", b"topology = 'a secret'\n", b"\xff\xfe", None]
+)
+def test_a_log_cannot_put_just_any_file_into_a_bundle(
+    logs: Path, tmp_path: Path, text: bytes | None
+) -> None:
+    config = tmp_path / "elsewhere" / "secret.toml"
+    if text is None:
+        config.mkdir(parents=True)
+    else:
+        config.parent.mkdir()
+        config.write_bytes(text)
+    (tmp_path / "run").mkdir()
+    naming(config, logs, tmp_path / "run")
+    assert inspect(tmp_path / "run", "bundle", "-o", tmp_path / "b.tar.gz") == 0
+    with tarfile.open(tmp_path / "b.tar.gz") as tar:
+        assert [n for n in tar.getnames() if n.startswith("config")] == []
+
+
+def test_one_file_of_all_machines_keeps_its_name(logs: Path, tmp_path: Path) -> None:
+    config = tmp_path / "ring.toml"
+    config.write_text(ours("a"))
+    naming(config, logs, tmp_path)
     assert inspect(tmp_path, "bundle", "-o", tmp_path / "b.tar.gz") == 0
     with tarfile.open(tmp_path / "b.tar.gz") as tar:
         assert [n for n in tar.getnames() if n.startswith("config")] == ["config/ring.toml"]

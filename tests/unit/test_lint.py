@@ -311,12 +311,15 @@ def test_what_cannot_prefetch_is_refused_by_every_entry(
     assert nothing_starts == [] and "Traceback" not in err
 
 
-def test_the_flag_is_of_no_use_to_a_topology_that_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "flag", [[prefetch.FLAG], ["--run-dir", "somewhere"], ["--ready-timeout", "0"]]
+)
+def test_a_flag_is_of_no_use_to_a_topology_that_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: list[str]
 ) -> None:
     file = write(tmp_path, Wrong("", "", ()))
-    assert zpd(["ask", "--config", str(file), prefetch.FLAG, "hello"]) == 2
-    assert "--pd-prefetch-next: only with --up" in capsys.readouterr().err
+    assert zpd(["ask", "--config", str(file), *flag, "hello"]) == 2
+    assert f"{flag[0]}: only with --up" in capsys.readouterr().err
 
 
 def test_there_are_enough_of_them() -> None:

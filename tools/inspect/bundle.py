@@ -17,6 +17,7 @@ import re
 import secrets
 import tarfile
 import tempfile
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,8 +113,18 @@ def _configs(paths: list[Path]) -> Iterator[Path]:
                 config = Path(record.config)
                 beside = path.parent / config.name
                 found = beside if beside.is_file() else config
-                if found.is_file() and found.stat().st_size <= CONFIG_LIMIT:
+                if _is_topology(found):
                     yield found
+
+
+def _is_topology(path: Path) -> bool:
+    """A log from elsewhere may name any file of this machine."""
+    try:
+        if not path.is_file() or path.stat().st_size > CONFIG_LIMIT:
+            return False
+        return isinstance(tomllib.loads(path.read_text(encoding="utf-8")).get("topology"), dict)
+    except (OSError, ValueError):  # not readable, not UTF-8, not TOML
+        return False
 
 
 def _log(path: Path, salt: bytes, with_texts: bool) -> IO[bytes]:
