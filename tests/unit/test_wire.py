@@ -6,6 +6,7 @@ Properties over every message class; single cases are in the files beside this o
 from __future__ import annotations
 
 import typing
+from dataclasses import fields, replace
 from typing import Any
 
 import msgpack
@@ -99,6 +100,24 @@ def test_every_message_comes_back_equal(cls: type) -> None:
         for name, hint in typing.get_type_hints(cls).items():
             if isinstance(hint, type):
                 assert type(getattr(got, name)) is hint
+
+    check()
+
+
+@pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
+def test_what_is_kept_of_the_last_message_is_never_stale(cls: Any) -> None:
+    """Both ends keep what they made of the last one, and the next may differ in any field."""
+
+    @few
+    @given(values(cls), values(cls), blobs_of(cls), blobs_of(cls))
+    def check(one: Any, other: Any, blobs: tuple[Blob, ...], others: tuple[Blob, ...]) -> None:
+        seal, start = wire.Seal(ENVELOPE), wire.head(ENVELOPE)
+        mixed = [replace(one, **{f.name: getattr(other, f.name)}) for f in fields(cls)]
+        for beside in (blobs, others):
+            for sent in (one, *mixed, other, one):
+                got = wire.decode_in(start, joined(seal.encode(5, sent, beside)))
+                assert got == (5, sent, beside)
+                assert repr(got[1]) == repr(sent)
 
     check()
 
