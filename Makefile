@@ -33,7 +33,7 @@ demo: env
 lint: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy zpd
+	$(BIN)/mypy zpd nodes tools
 
 format: env
 	$(BIN)/ruff format .

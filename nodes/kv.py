@@ -131,6 +131,6 @@ def digest(layers: Iterable[np.ndarray[Any, Any]], stop: int, progress: Progress
     split."""
     found = hashlib.sha256()
     for layer in layers:
-        found.update(np.ascontiguousarray(layer[:, :, :stop]))
+        found.update(np.ascontiguousarray(layer[:, :, :stop]).data)
         progress.bump()
     return found.hexdigest()

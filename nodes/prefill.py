@@ -154,7 +154,7 @@ class PrefillNode(Actor):
     def _pack(self) -> list[tuple[Prefill, tuple[Blob, ...], float]]:
         """The ops at the queue's front that are computed at once; none until the last of them is
         here. Nothing but ops may stand between them, so all else ends a pack, too."""
-        pack = []
+        pack: list[tuple[Prefill, tuple[Blob, ...], float]] = []
         for message, blobs, since in self.queue:
             if not isinstance(message, Prefill):
                 return pack

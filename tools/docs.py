@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from nodes.http.metrics import COUNTER, METRICS
 from zpd.errors import OUTCOMES
@@ -69,8 +70,8 @@ def reservation() -> str:
     ]) + "\n"  # fmt: skip
 
 
-def _machine(rows: Mapping[tuple[str, str], str], start: str) -> list[str]:
-    """A Mermaid picture; parallel arrows are drawn as one."""
+def _machine(rows: Mapping[Any, str], start: str) -> list[str]:
+    """A Mermaid picture; parallel arrows are drawn as one. ``rows``: (before, event) -> after."""
     arrows: dict[tuple[str, str], list[str]] = {}
     for (before, event), after in rows.items():
         arrows.setdefault((before, after), []).append(event)

@@ -10,6 +10,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -91,7 +92,7 @@ def times(repeats: int = 30) -> dict[str, float]:
     """Seconds of one float32 product, the least of several, by row count."""
     torch.set_num_threads(1)
     x, up = _random(max(TIMED), WIDTH), _random(INNER, WIDTH)
-    return {str(n): _least(lambda n=n: linear(x[:n], up), repeats) for n in TIMED}
+    return {str(n): _least(partial(linear, x[:n], up), repeats) for n in TIMED}
 
 
 def _least(work: Callable[[], Any], repeats: int) -> float:
@@ -104,7 +105,9 @@ def _least(work: Callable[[], Any], repeats: int) -> float:
 
 
 def _random(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(shape[0])) / shape[-1] ** 0.5
+    seed = torch.Generator().manual_seed(shape[0])
+    found: Tensor = torch.randn(*shape, generator=seed) / shape[-1] ** 0.5
+    return found
 
 
 def _bits(x: Tensor) -> bytes:

@@ -62,10 +62,10 @@ class TorchDecode:
         self.slots = SourceSlots(self._topology.source_slots, form, self._memory)
         rows = (self._topology.lanes, *form.shape.row)
         self._kv = torch.empty(rows, dtype=dtype, device=device)
-        chunk = self._topology.chunk
+        chunk, sides = self._topology.chunk, (device, torch.device("cpu"))
         pools = (
             torch.empty(form.shape.pool(blocks, chunk), dtype=dtype, device=where)
-            for blocks, where in zip(self._topology.lane_blocks(), (device, "cpu"), strict=True)
+            for blocks, where in zip(self._topology.lane_blocks(), sides, strict=True)
         )
         self._blocks = Blocks(chunk, *pools)
         self._decoder = Decoder(

@@ -87,7 +87,7 @@ class TorchPrefill:
             of.append((self._kv[row], start, stop))
         h = self._decoder.run_many(xs[0] if len(xs) == 1 else torch.cat(xs), of, progress.bump)
         made = []
-        for (row, start, _), part in zip(parts, h.split([len(x) for x in xs]), strict=True):
+        for (row, start, _), part in zip(parts, torch.split(h, [len(x) for x in xs]), strict=True):
             stop = self._filled[row] = start + len(part)
             k, v = self.kv(row, start, stop)
             activations, last = (to_blob(x, self._node.dtype) for x in (part, part[-1:]))

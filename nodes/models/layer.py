@@ -108,7 +108,7 @@ class Layer:
 
     def _attend(self, x: Tensor, parts: Sequence[tuple[Tensor, View]]) -> Tensor:
         qkv = F.linear(x, self._qkv, self._qkv_bias)
-        rows = qkv.split([view.stop - view.start for _, view in parts])
+        rows = torch.split(qkv, [view.stop - view.start for _, view in parts])
         made = [self._one(part, *of) for part, of in zip(rows, parts, strict=True)]
         return F.linear(made[0] if len(made) == 1 else torch.cat(made), self._out)
 

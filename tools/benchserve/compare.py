@@ -7,6 +7,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import fmean, median
 from typing import Any
 
@@ -55,9 +56,10 @@ def run(
             for number, prompt in enumerate(prompts):
                 if interrupts.asked:
                     break
+                body = prompt.body(kind, model) | asked
                 ways: list[Callable[[], tuple[Timeline, str]]] = [
-                    lambda p=prompt: runner.run(one(server, kind, p.body(kind, model) | asked)),
-                    lambda p=prompt: native(topology, kind, p, sampling, interrupts),
+                    partial(lambda body: runner.run(one(server, kind, body)), body),
+                    partial(native, topology, kind, prompt, sampling, interrupts),
                 ]
                 order = (0, 1) if number % 2 == 0 else (1, 0)
                 found = {i: ways[i]() for i in order}

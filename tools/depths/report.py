@@ -195,9 +195,9 @@ def best(found: Sequence[dict[str, Any]]) -> float:
 def paired(found: Sequence[dict[str, Any]]) -> float:
     """The same, run against run of the same turn, of which the median counts: what else the machine
     does lasts for longer than a run, and hits both."""
-    auto: Sequence[float] = next(r["ttfts_s"] for r in found if r["depth"] == "auto")
-    fixed = [r["ttfts_s"] for r in found if r["depth"] != "auto"]
-    return max(median(a / b for a, b in zip(auto, f, strict=True)) for f in fixed) - 1
+    ran: dict[str, Sequence[float]] = {r["depth"]: r["ttfts_s"] for r in found}
+    auto = ran.pop("auto")
+    return max(median(a / b for a, b in zip(auto, f, strict=True)) for f in ran.values()) - 1
 
 
 def _ttft(ran: Sequence[Ran]) -> float:

@@ -70,11 +70,11 @@ class Moves:
         if parts[DECODE] != DEAD:
             drains, imports, decoding, *_ = facts[parts[DECODE]]
             for i, (use, _) in enumerate(imports):
-                event = ("imported", i, "")
-                yield ("import ends", use.slot), PROTOCOL, self.world.event(state, DECODE, event)
+                ended = self.world.event(state, DECODE, ("imported", i, ""))
+                yield ("import ends", use.slot), PROTOCOL, ended
             for att in decoding:
-                event = ("decoded", att)
-                yield ("lane ends", str(att)), PROTOCOL, self.world.event(state, DECODE, event)
+                ended = self.world.event(state, DECODE, ("decoded", att))
+                yield ("lane ends", str(att)), PROTOCOL, ended
             if self.rules.fence:
                 for slot, epoch in drains:
                     event = ("drain", slot, epoch)

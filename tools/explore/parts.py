@@ -36,7 +36,7 @@ from tools.explore.shape import (
     topology,
 )
 from zpd.attempt import Request
-from zpd.decisions import Action, Finished, Send
+from zpd.decisions import Action, Finished, Grew, Send
 from zpd.errors import Outcome, RemoteError
 from zpd.ids import Term, Use
 from zpd.messages import (
@@ -145,6 +145,7 @@ class Coordinator(Peered):
             elif isinstance(action, Finished):
                 self.out.append(("done", action.live.request.uid, str(action.outcome)))
             else:
+                assert isinstance(action, Grew)  # all prompts go by the ring: no route is chosen
                 self.out.append(("grew", action.uid))
 
 
