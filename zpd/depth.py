@@ -2,7 +2,9 @@
 
 An op that meets nobody takes L: the time of every stage, tau, and of every hop. The slowest stage
 takes one op each tau_max, so ceil(L / tau_max) ops under way keep it busy, and one more only waits
-in its queue, where a newcomer or a cancel waits for it.
+in its queue, where a newcomer or a cancel waits for it. But no two ops of a real stage take the
+same time, and one op for each stage leaves one idle whenever the one before it is late: there is
+always one more than there are stages.
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ SLACK = 0.02  # of an op: measured times are never exactly whole
 
 
 class AutoDepth:
-    """``stages``: how many the ring has; with equal ones and no wire that is the useful depth."""
+    """``stages``: how many the ring has."""
 
     def __init__(self, stages: int) -> None:
-        self.depth = min(max(stages, 1) + 1, MOST)
+        self.depth = self._least = min(max(stages, 1) + 1, MOST)
         self._alone: deque[float] = deque(maxlen=SEEN)  # L
         self._slowest: deque[float] = deque(maxlen=SEEN)  # tau_max
 
@@ -34,5 +36,5 @@ class AutoDepth:
             self._alone.append(alone)
             self._slowest.append(slowest)
             useful = median(self._alone) / median(self._slowest)
-            self.depth = max(ceil(min(useful, MOST) - SLACK), 1)
+            self.depth = max(ceil(min(useful, MOST) - SLACK), self._least)
         return self.depth
