@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from tools.depths.ring import Ring, running
 from tools.depths.show import show
 from tools.interrupts import Interrupts
 from tools.warm.flags import SYNTHETIC, Say, about, add_budget, check_seconds, spec_of
+from zpd.errors import UserError
 from zpd.layers import TOY
 from zpd.order import POLICIES
 
@@ -38,6 +39,7 @@ LONG, PAIR = 64, 2  # S7 and cancel: chunks of the long prompt; stages
 LENGTHS, MODEL_HOPS, CHUNK = (2048, 8192), (0.0, 0.025), 128
 SCALES = (1, 2, 4, 8)  # a model's prompts are divided by these, until its run fits its budget
 SHORT, PACKED = 16, 16  # S8: tokens of a prompt, prompts
+MOST_REPEATS = 1000
 PROBE = 4  # chunks; a shorter prompt would say little of a window
 LOADED, STREAMS, TEXTS = 64, 256, 32  # stages, prompts at once, different prompts
 LOAD_DEPTH = "64"
@@ -106,6 +108,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="S",
         help=f"also {STREAMS} streams on {LOADED} stages for so long (%(default)s: not)",
     )
+    add("--repeats", type=int, metavar="N", help=f"of each depth ({REPEATS}; --quick: 1)")
     add("--quick", action="store_true", help="a few short runs: no statistics")
     add("--json", action="store_true", help="one JSON object")
 
@@ -117,6 +120,10 @@ def run(args: argparse.Namespace) -> int:
         plot.check(args.plot)
     wanted = _wanted(args.models)
     size = QUICK if args.quick else Size()
+    if args.repeats is not None:
+        if not 1 <= args.repeats <= MOST_REPEATS:
+            raise UserError(f"--repeats {args.repeats}: must be from 1 to {MOST_REPEATS}")
+        size = replace(size, repeats=args.repeats)
     screen = Console(file=sys.stderr, highlight=False, markup=False)
     found = Found()
     with Interrupts() as interrupts, tempfile.TemporaryDirectory(prefix="zpd-bench-") as work:

@@ -272,6 +272,8 @@ def test_without_its_library_the_extra_is_named(
     ("words", "said"),
     [
         (("--budget", "0"), "--budget 0.0: must be seconds from 1 to 86400"),
+        (("--repeats", "0"), "--repeats 0: must be from 1 to 1000"),
+        (("--repeats", "1001"), "--repeats 1001: must be from 1 to 1000"),
         (("--models", "no-such-model"), "--models no-such-model: "),
         (("--plot", "window.jpg"), "must be a name that ends in .png"),
         (("--plot", "/no/such/place/w.png"), "/no/such/place is no directory"),
