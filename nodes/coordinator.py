@@ -31,6 +31,7 @@ from zpd.messages import (
     Accepted,
     Ask,
     Cancel,
+    Close,
     Ended,
     Grant,
     GrantLane,
@@ -39,11 +40,13 @@ from zpd.messages import (
     Message,
     Open,
     Opened,
+    Prefill,
     Reply,
     Reserve,
     ReserveLane,
     Token,
 )
+from zpd.ring import RingState
 from zpd.routing import COST
 from zpd.scheduler import Scheduler
 from zpd.topology import Node, Topology
@@ -266,7 +269,8 @@ class Coordinator(Actor):
             self.way_out.note("ring", f"the ring broke: {self.scheduler.ring.why}")
         for action in actions:
             if isinstance(action, Send):
-                self._send(action)
+                if not self._of_a_term_over(action.message):
+                    self._send(action)
             elif isinstance(action, Grew):
                 self.way_out.grew(action)
             elif isinstance(action, Routed):
@@ -274,6 +278,13 @@ class Coordinator(Actor):
             else:
                 self.way_out.finished(action)
         self._watch_ready()
+
+    def _of_a_term_over(self, message: Message) -> bool:
+        """A send before it, of the same refill, broke the ring."""
+        ring = self.scheduler.ring
+        if not isinstance(message, Prefill | Close):
+            return False
+        return ring.state is not RingState.OPEN or message.ring != ring.ring
 
     def _send(self, action: Send) -> None:
         blobs: tuple[Blob, ...] = ()

@@ -3,10 +3,13 @@ token, and afterwards the system is idle and right."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.sim.world import World, prompt, right, right_so_far, topology
 from zpd.errors import Outcome
+from zpd.messages import Message, Prefill
 
 # after so many steps of the run: from before RESERVE to the last token
 STEPS = [pytest.param(n, marks=() if n % 72 == 0 else pytest.mark.full) for n in range(0, 400, 6)]
@@ -207,3 +210,37 @@ def test_a_storm_of_cancels(n: int) -> None:
     leaks."""
     world = World(topology(4, source_slots=2, lanes=2), max_steps=10_000_000)
     assert world.storm(n, 120)[Outcome.CANCELLED]
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_what_a_broken_term_left_unsent_is_neither_sent_nor_logged(at: int) -> None:
+    """The link takes no more in the middle of a refill: the rest is of a term that is over."""
+    world = World(topology(2, source_slots=2, lanes=2, prefill_depth=8), at)
+    world.until_ready()
+    coordinator = world.actor("coordinator").context
+    send, ops = coordinator.send, 0
+
+    def refusing(peer: str, message: Message, *rest: Any, **more: Any) -> bool:
+        nonlocal ops
+        ops += isinstance(message, Prefill)
+        if isinstance(message, Prefill) and ops - 1 == at:
+            world.cut("coordinator", "prefill-0", "bulk")
+            return False
+        return send(peer, message, *rest, **more)
+
+    coordinator.send = refusing
+    answers = [world.user.ask(prompt(i, 40 + i), max_tokens=3) for i in range(2)]
+    world.run_until(lambda: ops > at)
+    world.heal("coordinator", "prefill-0", "bulk")
+    world.run_until(lambda: all(a.done for a in answers), 400)
+    over: set[str] = set()
+    for _, _, name, fields in world.events:
+        if name == "request_done":
+            over.add(str(fields["att"]))
+        assert name != "op_sent" or str(fields["att"]) not in over
+    assert over
+    world.until_ready()
+    again = world.user.ask(prompt(7, 20), max_tokens=3)
+    world.run_until(lambda: again.done)
+    right(again, prompt(7, 20), 3)
+    world.settles()
