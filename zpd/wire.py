@@ -192,9 +192,7 @@ def decode_in(
     return seq, message, blobs
 
 
-def _check_parts(
-    frames: Sequence[Part],
-) -> Part:
+def _check_parts(frames: Sequence[Part]) -> Part:
     """Gives the header."""
     if not 2 <= len(frames) <= MAX_PARTS:
         raise RemoteError("parts", f"{len(frames)} parts; 2 to {MAX_PARTS} are allowed")
