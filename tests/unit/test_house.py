@@ -34,13 +34,15 @@ def files(package: str) -> list[Path]:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """The full name of every imported module, wherever in the file."""
+    """The full name of every import, wherever in the file: modules, and what is taken of them."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             yield str(node.module)
+            # `from zpd import wire` imports a module, too
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def tops(path: Path) -> set[str]:
