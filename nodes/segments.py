@@ -49,24 +49,25 @@ class Segments(Protocol):
         ...
 
     def clear(self) -> None:
-        """Drop our own segments of this topology, and those of owners that are gone."""
+        """Drop our own segments, and those of all owners on this host that are gone."""
         ...
 
 
 class Files:
     """``Segments`` as files under ``root``, for this user only; one directory for each life of the
-    owner, which holds a lock on it for as long as it lives."""
+    owner, which holds a lock on it for as long as it lives. What nobody holds, of whichever
+    topology, is a dead owner's."""
 
     def __init__(self, topology: Topology, root: Path = ROOT) -> None:
         self._root = root
-        self._stem = f"zpd-{os.getuid()}-{topology.fingerprint()}-"
+        self._user = f"zpd-{os.getuid()}-"
+        self._stem = f"{self._user}{topology.fingerprint()}-"
         self._locks: dict[Path, int] = {}  # our own directories -> an open file
 
     def create(self, owner: int, slot: int, segment: int, nbytes: int) -> Memory:
         path = self._path(owner, slot, segment)
         try:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            self._hold(path.parent)
+            self._make(path.parent)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             try:
                 os.posix_fallocate(fd, 0, nbytes)  # now: a write to a full host's memory kills
@@ -108,24 +109,27 @@ class Files:
         for fd in self._locks.values():
             os.close(fd)
         self._locks.clear()
-        for path in self._root.glob(f"{self._stem}*"):
-            if not re.fullmatch(rf"{self._stem}\d+", path.name):
+        for path in self._root.glob(f"{self._user}*"):
+            if not re.fullmatch(rf"{self._user}[0-9a-f]{{16}}-\d+", path.name):
                 continue
-            with suppress(OSError):  # its owner lives: another start of the same topology
-                self._hold(path)
+            with suppress(OSError):  # its owner lives
+                fd = _lock(path)
                 shutil.rmtree(path, ignore_errors=True)
-                os.close(self._locks.pop(path))
+                os.close(fd)
 
-    def _hold(self, directory: Path) -> None:
-        """Lock it until ``clear``, or the end of this process. Raises OSError where another has
-        it."""
+    def _make(self, directory: Path) -> None:
+        """It is locked until ``clear``, or the end of this process; and before it has its name, so
+        that nobody ever takes it for a dead owner's. Raises OSError."""
         if directory in self._locks:
             return
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        new = directory.with_name(f"{directory.name}.new")
+        new.mkdir(mode=0o700)
+        fd = _lock(new)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            new.rename(directory)
         except OSError:
             os.close(fd)
+            new.rmdir()
             raise
         self._locks[directory] = fd
 
@@ -134,6 +138,17 @@ class Files:
 
     def _path(self, owner: int, slot: int, segment: int) -> Path:
         return self._directory(owner) / f"{slot}.{segment}"
+
+
+def _lock(directory: Path) -> int:
+    """An open file that holds it. Raises OSError where another has it."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 class SlotMemory(Protocol):

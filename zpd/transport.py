@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import select
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import zmq
@@ -34,6 +33,7 @@ from zpd.sockets import (
     Sent,
     SocketEvent,
 )
+from zpd.waker import Waker
 from zpd.wire import MAX_PARTS
 
 BIG = 64 * 1024  # bytes from which a part is shared with libzmq, not copied
@@ -47,7 +47,6 @@ _NOW = int(zmq.NOBLOCK)
 _NOW_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _EVENTS = zmq.EVENTS  # not an integer: ``_get`` would look it up
 _OK = Sent.OK
-_ONE = (1).to_bytes(8, "little")
 _IN = int(zmq.POLLIN)
 _OUT = int(zmq.POLLOUT)
 # Without the arguments that nobody here gives.
@@ -80,38 +79,6 @@ class _Source:
     left: bool = False  # it is closed
 
 
-@dataclass
-class _Waker:
-    """An eventfd, or a pipe where there is none."""
-
-    read: int = -1
-    write: int = -1
-    fds: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        if hasattr(os, "eventfd"):
-            self.read = self.write = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            self.fds = [self.read]
-        else:
-            self.read, self.write = os.pipe()
-            os.set_blocking(self.read, False)
-            os.set_blocking(self.write, False)
-            self.fds = [self.read, self.write]
-
-    def set(self) -> None:
-        with contextlib.suppress(OSError):  # full is as good as set
-            os.write(self.write, _ONE)
-
-    def clear(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self.read, 4096)
-
-    def close(self) -> None:
-        for fd in self.fds:
-            os.close(fd)
-        self.read = self.write = -1
-
-
 class ZmqSockets:
     """One thread only (trap 10), but for ``wake``. Made after any fork: contexts do not survive."""
 
@@ -119,7 +86,7 @@ class ZmqSockets:
         self._high_water = high_water
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._poller = select.poll()
-        self._waker = _Waker()
+        self._waker = Waker()
         self._poller.register(self._waker.read, select.POLLIN)
         self._mailbox: _Source | None = None
         self._dialled: dict[int, _Source] = {}

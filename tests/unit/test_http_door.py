@@ -211,6 +211,37 @@ def test_a_failure_after_the_first_token_is_an_error_event_and_no_stop() -> None
     asyncio.run(run())
 
 
+def test_a_large_answer_is_made_in_steps() -> None:
+    """Others have their turns meanwhile, as often as it has steps."""
+    rows = tuple(LogProbs(65 + i % 26, -0.5, tuple((97 + k, -1.0 - k) for k in range(20)))
+                 for i in range(2000))  # fmt: skip
+
+    def script(call: Call) -> None:
+        begin(call)
+        call.put(Piece(0, "A", (65,), rows))
+        call.put(End(0, Outcome.STOP, 1))
+
+    async def run() -> None:
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        beside = asyncio.ensure_future(other())
+        said = {**CHAT, "logprobs": True, "top_logprobs": 20}
+        reader = await site(Fake(script)).ask("/v1/chat/completions", said)
+        beside.cancel()
+        assert len(reader.body) == int(reader.headers["content-length"])
+        content = json.loads(reader.body)["choices"][0]["logprobs"]["content"]
+        assert len(content) == len(rows) and len(content[-1]["top_logprobs"]) == 20
+        assert turns > 2000 * 20 * 6 / stream.STEP  # each of those has six pieces and more
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("outcome", "status", "later"),

@@ -122,7 +122,7 @@ def test_a_fence_that_finds_no_room_shares_on(files: Files) -> None:
     assert files.present(OWNER) and not memory.why
 
 
-def test_clear_takes_all_of_this_topology_and_nothing_else(files: Files, tmp_path: Path) -> None:
+def test_clear_takes_all_of_its_own_and_nothing_else(files: Files, tmp_path: Path) -> None:
     other = Files(topology(3), tmp_path)
     kept = tmp_path / "zpd-notes"
     kept.mkdir()
@@ -134,6 +134,31 @@ def test_clear_takes_all_of_this_topology_and_nothing_else(files: Files, tmp_pat
     files.clear()
     assert not files.present(1) and not files.present(2)
     assert other.present(1) and kept.is_dir()
+
+
+def test_it_has_its_name_only_when_it_is_held(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Someone clears at the worst moments of a start."""
+    rename, seen = Path.rename, []
+
+    def cleared(old: Path, new: Path) -> None:
+        Files(topology(3), tmp_path).clear()
+        seen.append(old.name)
+        rename(old, new)
+        Files(topology(3), tmp_path).clear()
+
+    monkeypatch.setattr(Path, "rename", cleared)
+    files.create(OWNER, 0, 0, SIZE)
+    assert seen and files.present(OWNER)
+
+
+def test_a_name_that_is_taken_is_an_error(files: Files, tmp_path: Path) -> None:
+    files.create(OWNER, 0, 0, SIZE)
+    with pytest.raises(UserError, match="not empty"):
+        Files(topology(), tmp_path).create(OWNER, 1, 0, SIZE)
+    (only,) = tmp_path.iterdir()
+    assert [p.name for p in only.iterdir()] == ["0.0"]
 
 
 def test_clear_leaves_what_a_living_owner_holds(files: Files, tmp_path: Path) -> None:
@@ -150,8 +175,9 @@ def test_clear_leaves_what_a_living_owner_holds(files: Files, tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
-def test_the_segments_of_the_dead_go(tmp_path: Path) -> None:
-    """Killed, so that it could not clear them itself."""
+@pytest.mark.parametrize("stages", [2, 3])
+def test_the_segments_of_the_dead_go(tmp_path: Path, stages: int) -> None:
+    """Killed, so that it could not clear them itself; the next start may be of another topology."""
     code = (
         "import os, signal; from pathlib import Path; from nodes.segments import Files; "
         "from tests.sim.world import topology; "
@@ -161,7 +187,11 @@ def test_the_segments_of_the_dead_go(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, check=False)
     assert done.returncode == -signal.SIGKILL
-    later = Files(topology(), tmp_path)
-    assert later.present(7)
-    later.clear()
-    assert not later.present(7)
+    assert Files(topology(), tmp_path).present(7)
+    (left,) = tmp_path.iterdir()
+    others = tmp_path / left.name.replace(str(os.getuid()), str(os.getuid() + 1), 1)
+    others.mkdir()  # of another user
+    later = Files(topology(stages), tmp_path)
+    later.create(OWNER + 1, 0, 0, SIZE)
+    Files(topology(stages), tmp_path).clear()
+    assert not left.exists() and others.is_dir() and later.present(OWNER + 1)
