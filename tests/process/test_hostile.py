@@ -122,9 +122,9 @@ def flooded(directory: Path, count: int) -> Iterator[Flood]:
             flood.files[name] = (files[name], process.num_fds())
         assert running.poll() == ()
         user.close()
-        yield flood
         running.stop()
         assert {e.code for e in running.exits.values()} == {0}, running.exits
+    yield flood  # only now is all in the logs
 
 
 @pytest.fixture(scope="module", params=[2000, pytest.param(100_000, marks=pytest.mark.full)])
