@@ -12,7 +12,7 @@ from zpd.asked import Asked
 from zpd.blobs import Blob
 from zpd.clocks import PeerClock
 from zpd.errors import Outcome, RemoteError
-from zpd.messages import Accepted, Cancel, Delta, Done, Message
+from zpd.messages import Accepted, Ask, Cancel, Delta, Done, Message
 
 TICK = 0.1  # seconds between two looks at the interrupts while nothing arrives
 CANCEL_BUDGET = 3.0  # seconds that a cancelled request's terminal answer is waited for
@@ -66,21 +66,23 @@ def failed(outcome: Outcome, detail: str) -> Answer:
     return Answer(outcome, detail)
 
 
-def receive(
+def answer_to(
     link: Link,
+    question: Ask,
+    blobs: Sequence[Blob],
     interrupts: Interrupts,
     budget: float,
     show: Callable[[str], None],
     now: Callable[[], float] = time.monotonic,
 ) -> Answer:
-    """Read one request's messages until Done, showing text as it comes.
+    """Send one question and read its messages until Done, showing text as it comes.
 
-    To be called once the Ask is sent. Always ends: the coordinator answers within ``budget``
-    seconds, or it is given up as lost. An interrupt, or a reader who went away, cancels the request
-    at the coordinator.
+    Always ends: the coordinator answers within ``budget`` seconds, or it is given up as lost. An
+    interrupt, or a reader who went away, cancels the request at the coordinator.
     """
     answer = Answer(Outcome.COORDINATOR_LOST)
-    asked = Asked(PeerClock(), now())
+    asked = Asked(PeerClock(), now())  # first: it may be there before ``send`` is back
+    link.send(question, blobs)
     uid = ""
     deadline = now() + budget
     cancelled = sent = False

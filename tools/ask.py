@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
-from tools.answer import Answer, failed, receive, where_time_went
+from tools.answer import Answer, answer_to, failed, where_time_went
 from tools.batch import AT_ONCE, Line, as_json, ask_all, labelled, progress, read
 from tools.bring_up import NotReady, until_ready
 from tools.check import check
@@ -114,8 +114,7 @@ def run(args: argparse.Namespace) -> int:
         show = _nothing if args.json else _stream
 
         def asked(link: Client, interrupts: Interrupts) -> Answer:
-            link.send(question, blobs)
-            answer = receive(link, interrupts, budget, show)
+            answer = answer_to(link, question, blobs, interrupts, budget, show)
             if answer.text and not answer.text.endswith("\n"):
                 with contextlib.suppress(BrokenPipeError):
                     show("\n")

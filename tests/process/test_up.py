@@ -23,7 +23,7 @@ from tests.process.harness import (
     zpd,
 )
 from tests.process.users import User
-from tools.answer import receive
+from tools.answer import answer_to
 from tools.interrupts import Interrupts
 from zpd.blobs import Blob
 from zpd.client import Client
@@ -163,8 +163,8 @@ def test_a_question_whose_node_freezes_ends_by_name(tmp_path: Path) -> None:
     topology = load(config)
     with started(config, run) as running, Client(topology.coordinator.address) as client:
         send(running.pids["stage-1"], signal.SIGSTOP)
-        client.send(Ask("label", "raw", 8, Sampling()), (Blob.text("x" * 100),))
-        answer = receive(client, Interrupts(), LIMIT, lambda text: None)
+        question, blobs = Ask("label", "raw", 8, Sampling()), (Blob.text("x" * 100),)
+        answer = answer_to(client, question, blobs, Interrupts(), LIMIT, lambda text: None)
         assert answer.outcome is Outcome.STAGE_LOST
         assert "stage-1" in answer.detail
     assert gone(list(running.pids.values()))

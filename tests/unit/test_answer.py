@@ -7,14 +7,16 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from tools.answer import CANCEL_BUDGET, Answer, receive, where_time_went
+from tools.answer import CANCEL_BUDGET, Answer, answer_to, where_time_went
 from tools.interrupts import Interrupts
 from zpd.asked import BACK, THERE
 from zpd.blobs import Blob
 from zpd.errors import Outcome, RemoteError
-from zpd.messages import Accepted, Cancel, Delta, Done, Message
+from zpd.messages import Accepted, Ask, Cancel, Delta, Done, Message
+from zpd.requests import Sampling
 
 Step = Message | RemoteError | Callable[[], None]
+QUESTION = Ask("me", "raw", 2, Sampling())
 DONE = Done("me", "u1", "length", "", 3, 2, {"queue": 0.5, "first_token": 0.25, "decode": 0.1})
 
 
@@ -25,12 +27,14 @@ class Script:
         self.steps = list(steps)
         self.sent: list[Message] = []
         self.time = 0.0
+        self.send_takes = 0.0
 
     def now(self) -> float:
         return self.time
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Message, blobs: Sequence[Blob] = ()) -> None:
         self.sent.append(message)
+        self.time += self.send_takes
 
     def receive(self, timeout: float) -> tuple[Message, tuple[Blob, ...]] | None:
         step = self.steps.pop(0) if self.steps else None
@@ -48,10 +52,13 @@ def ask(
     steps: Sequence[Step],
     interrupts: Interrupts | None = None,
     show: Callable[[str], None] | None = None,
+    send_takes: float = 0.0,
 ) -> tuple[Answer, Script]:
     script = Script(steps)
-    never = Interrupts()
-    answer = receive(script, interrupts or never, 10.0, show or (lambda text: None), script.now)
+    script.send_takes = send_takes
+    by, to = interrupts or Interrupts(), show or (lambda text: None)
+    answer = answer_to(script, QUESTION, (), by, 10.0, to, script.now)
+    assert script.sent.pop(0) is QUESTION
     return answer, script
 
 
@@ -68,6 +75,12 @@ def test_text_streams_and_adds_up() -> None:
     assert shown == ["a", "b"]
     assert (answer.text, answer.token_ids, answer.outcome) == ("ab", [7, 8], Outcome.LENGTH)
     assert script.sent == []
+
+
+def test_a_send_that_takes_its_time_is_a_part_of_the_requests() -> None:
+    """The question may be there long before the client's thread has its turn again."""
+    answer, script = ask([Accepted("me", "u1", 3), DONE], send_takes=1.0)
+    assert script.time == 1.0 and sum(answer.spans.values()) == pytest.approx(1.0)
 
 
 def test_json_has_every_field() -> None:

@@ -11,7 +11,7 @@ from functools import partial
 from statistics import fmean, median
 from typing import Any
 
-from tools.answer import receive
+from tools.answer import answer_to
 from tools.benchserve.load import one
 from tools.benchserve.prompts import Prompt
 from tools.benchserve.timeline import Timeline, spread
@@ -84,9 +84,8 @@ def native(
     times = topology.timeouts
     with Client(topology.coordinator.address, timeouts=times) as client:
         sent = time.monotonic()
-        client.send(ask, (Blob.text(text),))
-        answer = receive(
-            client, interrupts, times.request,
+        answer = answer_to(
+            client, ask, (Blob.text(text),), interrupts, times.request,
             lambda text: texts.append(time.monotonic()) if text else None,
         )  # fmt: skip
     error = "" if answer.outcome.ok else str(answer.outcome)
