@@ -143,7 +143,12 @@ def test_a_client_that_never_reads_is_given_up(toy: Toy, name: str) -> None:
                     break
     assert found["refusals"]["full"] == 1
     assert found["pid"] == toy.running.pids[name]
-    log = records(toy.running.run_dir, name, killed=True)  # it lives: the last line may be half
-    said = Counter(r["event"] for r in log)
-    assert said["send_refused"] == 0
+    log: list[dict[str, Any]] = []
+
+    def logged() -> bool:
+        log[:] = records(toy.running.run_dir, name, killed=True)  # it lives: the last may be half
+        return any(r.get("reason") == "full" for r in log)
+
+    wait_until(logged, "that it is given up is logged, and so all before it")
+    assert Counter(r["event"] for r in log)["send_refused"] == 0
     exact(toy)
