@@ -29,7 +29,7 @@ class Link(Protocol):
 @dataclass
 class Answer:
     """What came back. ``token_ids`` may be short of ``n_tokens`` where the link broke. ``spans``:
-    as ``zpd.asked`` makes them."""
+    as ``zpd.asked`` makes them; ``first_spans``: until the first text."""
 
     outcome: Outcome
     detail: str = ""
@@ -39,6 +39,7 @@ class Answer:
     n_prompt: int = 0
     n_tokens: int = 0
     spans: Mapping[str, float] = field(default_factory=dict)
+    first_spans: Mapping[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """One object; ``finish_reason`` is "error" where the request failed, and ``error`` says
@@ -53,6 +54,7 @@ class Answer:
                 "total_tokens": self.n_prompt + self.n_tokens,
             },
             "spans": dict(self.spans),
+            "first_spans": dict(self.first_spans),
         }
         if self.logprobs:
             out["logprobs"] = self.logprobs
@@ -128,6 +130,7 @@ def take(answer: Answer, message: Message, blobs: Sequence[Blob], asked: Asked, 
             answer.n_prompt = n
             asked.accepted(message, now)
         case Delta(text=text, ids=ids):
+            asked.delta(now)
             answer.text += text
             answer.token_ids += ids
             answer.logprobs += _logprobs(*(blob.numpy().tolist() for blob in blobs))
@@ -136,6 +139,7 @@ def take(answer: Answer, message: Message, blobs: Sequence[Blob], asked: Asked, 
             answer.outcome, answer.detail = _outcome(message.outcome), message.detail
             answer.n_prompt, answer.n_tokens = message.n_prompt, message.n_tokens
             answer.spans = asked.spans(message, now)
+            answer.first_spans = asked.first_spans(message)
             return True
     return False
 

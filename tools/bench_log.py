@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 def _round(warm: Warm) -> _Round:
     """Raises RemoteError if a request fails."""
     asked, told, clock = dict[str, Asked](), list[_Told](), PeerClock()
-    sent, first = dict[str, float](), dict[str, float]()  # by label, by uid
+    sent, labels = dict[str, float](), dict[str, str]()  # by label, by uid
     with warm.client("coordinator") as client:
         before, began = spent(warm.pids), client.now()
         while len(told) < COUNT:
@@ -126,16 +126,18 @@ def _round(warm: Warm) -> _Round:
             message, _ = warm.receive(client, began + ANSWER)
             now = client.now()
             match message:
-                case Accepted(label=label):
+                case Accepted(label=label, uid=uid):
+                    labels[uid] = label
                     asked[label].accepted(message, now)
                 case Delta(uid=uid):
-                    first.setdefault(uid, now)
-                case Done(label=label, uid=uid):
+                    asked[labels[uid]].delta(now)
+                case Done(label=label):
                     if message.outcome != "length":
                         raise RemoteError(message.outcome, message.detail)
-                    spans = asked[label].spans(message, now)
-                    until = asked[label].first_spans(message, first[uid])
-                    told.append(_Told(spans, until, now - sent[label], first[uid] - sent[label]))
+                    one, at = asked[label], sent[label]
+                    assert one.first is not None
+                    spans, until = one.spans(message, now), one.first_spans(message)
+                    told.append(_Told(spans, until, now - at, one.first - at))
         offset = clock.offset(client.now())
         assert offset is not None
         return _Round(client.now() - began, spent(warm.pids) - before, told, offset.value)

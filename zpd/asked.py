@@ -23,20 +23,27 @@ class Asked:
         self._clock = clock
         self._sent = sent
         self._came: float | None = None  # to the coordinator, on its clock
+        self.first: float | None = None  # when the first Delta came
 
     def accepted(self, message: Accepted, now: float) -> None:
         self._came = message.asked
         self._clock.sample(self._sent, message.asked, message.sent, now)
+
+    def delta(self, now: float) -> None:
+        if self.first is None:
+            self.first = now
 
     def spans(self, done: Done, now: float) -> dict[str, float]:
         """Seconds, in order, without a gap: their sum is the time since the Ask was sent. A request
         that was refused has none."""
         return self._around(done.spans, now) if done.spans else {}
 
-    def first_spans(self, done: Done, first: float) -> dict[str, float]:
-        """The same, until the first Delta came, at ``first``."""
+    def first_spans(self, done: Done) -> dict[str, float]:
+        """The same, until the first Delta came; none where none did."""
+        if self.first is None or not done.spans:
+            return {}
         until = {name: took for name, took in done.spans.items() if name not in AFTER_FIRST}
-        return self._around(until, first)
+        return self._around(until, self.first)
 
     def _around(self, spans: dict[str, float], now: float) -> dict[str, float]:
         beside = max(0.0, now - self._sent - sum(spans.values()))

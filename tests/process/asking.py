@@ -37,7 +37,7 @@ def of_ids(ids: Sequence[int], max_tokens: int, sampling: Sampling = GREEDY) -> 
 @dataclass(frozen=True)
 class Heard:
     """``ttft``: seconds from the question to its first token, on the client's clock; None where no
-    token came. ``e2e``: from when it was sent to its end, as ``answer_to`` had both."""
+    token came. ``e2e``: to its end."""
 
     answer: Answer
     ttft: float | None
@@ -47,11 +47,6 @@ class Heard:
 def ask(topology: Topology, question: Question) -> Heard:
     """One question on a session of its own, until its terminal answer."""
     first: list[float] = []
-    times: list[float] = []  # when ``answer_to`` looked: just before it sent, ..., at the end
-
-    def now() -> float:
-        times.append(time.monotonic())
-        return times[-1]
 
     def show(text: str) -> None:
         first.append(time.monotonic())
@@ -61,8 +56,9 @@ def ask(topology: Topology, question: Question) -> Heard:
     with Client(topology.coordinator.address, timeouts=topology.timeouts) as client:
         blobs = [Blob.text(question.text), *([Blob.text(question.guide)] if question.guide else [])]
         asked = time.monotonic()
-        answer = answer_to(client, message, blobs, Interrupts(), budget, show, now)
-    return Heard(answer, first[0] - asked if first else None, times[-1] - times[0])
+        answer = answer_to(client, message, blobs, Interrupts(), budget, show)
+        e2e = time.monotonic() - asked
+    return Heard(answer, first[0] - asked if first else None, e2e)
 
 
 def ask_all(topology: Topology, questions: Sequence[Question], at_once: int = 8) -> list[Heard]:

@@ -46,7 +46,9 @@ def test_the_answer_streams_and_the_last_line_says_where_the_time_went(toy: Toy)
 
 def test_json_is_one_object_alone(toy: Toy) -> None:
     answer = ask(toy, "--max-tokens", "8", "hello")
-    assert answer.keys() == {"text", "token_ids", "finish_reason", "usage", "spans"}
+    assert answer.keys() == {"text", "token_ids", "finish_reason", "usage", "spans", "first_spans"}
+    later = {"decode", "last_text"}
+    assert answer["first_spans"].keys() == answer["spans"].keys() - later
     assert answer["finish_reason"] == "length"
     assert len(answer["token_ids"]) == 8
     assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 8, "total_tokens": 13}

@@ -76,11 +76,10 @@ def test_named_spans_cover_every_request_as_its_client_measures_it(loaded: Loade
     for heard in loaded.heard:
         spans = heard.answer.spans
         assert heard.ttft is not None and min(spans.values()) >= 0
-        first = sum(spans.get(name, 0.0) for name in BEFORE)
-        # Beside are the ways of the question and of the first text: 5 % at most, of which a test
-        # allows 5 x; `zpd bench log` measures it.
-        assert 0.75 * heard.ttft <= first <= heard.ttft
-        assert sum(spans.values()) == pytest.approx(heard.e2e, rel=0, abs=1e-6)
+        first = heard.answer.first_spans
+        assert set(first) <= {THERE, *BEFORE, BACK} and min(first.values()) >= 0
+        assert 0.95 * heard.ttft <= sum(first.values()) <= heard.ttft
+        assert 0.95 * heard.e2e <= sum(spans.values()) <= heard.e2e
         assert next(iter(spans)) == THERE and [*spans][-1] == BACK
 
 

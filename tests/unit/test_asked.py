@@ -41,7 +41,10 @@ def test_each_way_is_told_within_the_clocks_error(seed: int) -> None:
 def test_until_the_first_text() -> None:
     asked = Asked(PeerClock(), 10.0)
     asked.accepted(accepted(5.02, 5.12), 10.14)  # two equal ways: their clock is 5 s behind
-    found = asked.first_spans(done(SPANS), 10.65)
+    assert asked.first_spans(done(SPANS)) == {}
+    asked.delta(10.65)
+    asked.delta(10.8)  # not the first
+    found = asked.first_spans(done(SPANS))
     assert list(found) == [THERE, "tokenise", "queue", "first_text", BACK]
     assert found[THERE] == pytest.approx(0.02) and found[BACK] == pytest.approx(0.03)
     assert sum(found.values()) == pytest.approx(0.65)
